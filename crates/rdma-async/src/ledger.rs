@@ -23,10 +23,13 @@ use rdma_qp::{
 };
 
 use self::after::{After, Afters};
+use self::entry::posting::{Posting, first_success};
 use self::entry::{ConnectionEntry, Contents};
+use self::post::{PostFailure, RequestSpec};
 use self::slots::{Id, MOST, Side};
 use self::waiters::Waiters;
-use crate::buffer::held::Held;
+use crate::buffer::held::sealed::Lease;
+use crate::operation::kinds::Kind;
 use crate::sync::{Mutex, MutexGuard};
 
 /// Completions polled per call. Loom models use 1, so that completions often remain in the queue.
@@ -459,42 +462,66 @@ impl Table {
         Ok(count)
     }
 
-    /// Polls one batch like [`poll`](Self::poll), and [takes](Self::take) the outcome of this request if it has ended.
+    /// [Takes](Self::take) the outcome of a request. If it is in flight, first polls one batch like
+    /// [`poll`](Self::poll).
     #[inline(always)]
-    pub(crate) fn poll_for(
+    pub(crate) fn look<M: Lease>(
         &mut self,
         cq: &CompletionQueue,
-        own: Id,
-        memory: &mut Held,
+        id: Id,
+        memory: &mut Option<M>,
     ) -> (Option<Ended>, Result<usize, PollError>) {
         let Self { entries, polled, afters, unmatched, .. } = self;
+        let entry = &mut entries[id.entry()];
+        if let Some(ended) = entry.take_ended(id, memory, afters) {
+            return (Some(ended), Ok(0));
+        }
         let mut completions = match cq.poll(polled) {
             Ok(completions) => completions,
-            Err(error) => return (self.take(own, memory), Err(error)),
+            Err(error) => return (None, Err(error)),
         };
-        let (count, mut ended) = (completions.len(), None);
+        let count = completions.len();
         // A request that has ended is usually the first of its batch. Its result is not stored in its slot.
-        if let Some(first) = completions.clone().next()
-            && Id(first.wr_id()) == own
+        if let Some(success) = first_success(&completions, id)
+            && let Some(ended) = entry.end_in_flight(id, success, memory)
         {
-            ended = entries[own.entry()].take_ended(own, Some(first), memory, afters);
-            if ended.is_some() {
-                completions.next();
+            completions.next();
+            if !completions.is_empty() {
+                deliver_all(entries, completions, afters, unmatched);
             }
+            return (Some(ended), Ok(count));
         }
-        if !completions.is_empty() {
+        deliver_all(entries, completions, afters, unmatched);
+        (self.take(id, memory), Ok(count))
+    }
+
+    /// Posts a request and polls once. Its memory stays in `memory` if it is already done.
+    ///
+    /// # Errors
+    /// Same errors as [`ConnectionEntry::post`].
+    #[inline(always)]
+    pub(crate) fn post_and_poll<K: Kind>(
+        &mut self,
+        cq: &CompletionQueue,
+        entry: usize,
+        request: &RequestSpec,
+        memory: &mut Option<K::Memory>,
+    ) -> Result<Posting, PostFailure> {
+        let Self { entries, polled, afters, unmatched, .. } = self;
+        let (posting, completions) =
+            entries[entry].post_and_poll::<K>(entry, request, memory, cq, polled)?;
+        if let Some(completions) = completions
+            && !completions.is_empty()
+        {
             deliver_all(entries, completions, afters, unmatched);
         }
-        if ended.is_none() {
-            ended = self.take(own, memory);
-        }
-        (ended, Ok(count))
+        Ok(posting)
     }
 
     /// Takes the outcome of a request that has ended. Frees its slot, and moves its memory to `memory`.
-    #[inline]
-    pub(crate) fn take(&mut self, id: Id, memory: &mut Held) -> Option<Ended> {
-        self.entries[id.entry()].take_ended(id, None, memory, &mut self.afters)
+    #[inline(never)]
+    pub(crate) fn take<M: Lease>(&mut self, id: Id, memory: &mut Option<M>) -> Option<Ended> {
+        self.entries[id.entry()].take_ended(id, memory, &mut self.afters)
     }
 
     /// Returns true if a completion has to wake a task or release memory.

@@ -1,5 +1,7 @@
 //! The part of a connection to which its operations refer.
 
+mod post;
+
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};

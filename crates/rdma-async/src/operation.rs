@@ -3,6 +3,7 @@
 pub(crate) mod failed;
 pub(crate) mod kinds;
 pub(crate) mod limit;
+pub(crate) mod outcome;
 pub(crate) mod post;
 pub(crate) mod posted;
 pub(crate) mod ring;
@@ -14,13 +15,12 @@ use std::future::IntoFuture;
 use std::time::Duration;
 
 use self::failed::Failed;
-use self::kinds::Kind;
+use self::kinds::{Kind, take};
 use self::limit::Limit;
 use self::post::Post;
 use self::posted::Posted;
 use self::run::Run;
 use self::work::Work;
-use crate::buffer::held::sealed::Lease;
 use crate::connection::Connection;
 use crate::ledger::post::RequestSpec;
 use crate::link::Link;
@@ -144,18 +144,17 @@ impl<'c, K: Kind> Op<'c, K> {
     /// errors as [`post`](Self::post). Each error returns the memory.
     pub fn try_post(self) -> Result<Posted<'c, K>, Failed<K::Memory>> {
         let Self { link, memory, request } = self;
-        let (mut held, mut id) = (memory.into_held(), None);
-        match (link.post(&request, &mut held, &mut false, &mut id, false), id) {
-            (Ok(_), Some(id)) => Ok(Posted::new(link, id)),
-            (Ok(_), None) => unreachable!("it was posted"),
-            (Err(refusal), _) => Err(Failed::new::<K>(held, refusal.into())),
+        let mut memory = Some(memory);
+        match link.post::<K>(&request, &mut memory, &mut false) {
+            Ok(id) => Ok(Posted::new(link, id)),
+            Err(refusal) => Err(Failed::new(take(&mut memory), refusal.into())),
         }
     }
 
     #[inline]
-    fn into_work(self) -> Work<'c> {
+    fn into_work(self) -> Work<'c, K> {
         let Self { link, memory, request } = self;
-        Work::new(link, memory.into_held(), request)
+        Work::new(link, memory, request)
     }
 
     /// Makes the operation own its connection, for `tokio::spawn` and for fields of structs. This increments a

@@ -1,9 +1,9 @@
 //! The memory of an operation while the device uses it. One enum holds all kinds of buffers, so a slot needs no
 //! allocation.
 
-use std::mem::{self, ManuallyDrop};
+use std::mem;
 
-use rdma_mem::Buffer;
+use rdma_mem::{Buffer, SliceMut, SliceRef};
 
 use crate::buffer::shared::SharedBuffer;
 use crate::buffer::view::BufferSlice;
@@ -29,29 +29,30 @@ pub enum Rarer {
     Lent(Window<Buffer>),
 }
 
-impl Held {
-    /// Moves the memory to `entry`, which must be empty.
-    #[inline]
-    pub(crate) fn move_to(&mut self, entry: &mut Self) {
-        debug_assert!(matches!(entry, Self::Nothing));
-        // The old value is `Nothing` and needs no drop. Without `ManuallyDrop`, the compiler would emit one at each
-        // call.
-        let _ = ManuallyDrop::new(mem::replace(entry, mem::take(self)));
-    }
-}
-
 pub(crate) mod sealed {
-    use super::Held;
+    use super::{Held, SliceMut, SliceRef};
 
     /// Memory that a slot can hold and return unchanged.
     #[allow(unnameable_types)] // this seals the trait
     pub trait Lease: Sized + Send + 'static {
         #[doc(hidden)]
         fn into_held(self) -> Held;
-        /// Converts the memory back. Returns `None` for another kind of memory. This cannot happen, because a slot
-        /// returns the memory that it was given.
+        /// Takes the memory back. Returns `None` for another kind of memory. This cannot happen, because a slot returns
+        /// the memory that it was given.
         #[doc(hidden)]
-        fn from_held(held: Held) -> Option<Self>;
+        fn take_from(held: &mut Held) -> Option<Self>;
+        /// Returns the bytes to send or write, if there are any.
+        #[doc(hidden)]
+        #[inline]
+        fn source(&self) -> Option<SliceRef<'_>> {
+            None
+        }
+        /// Returns the bytes to receive or read into, if there are any.
+        #[doc(hidden)]
+        #[inline]
+        fn target(&mut self) -> Option<SliceMut<'_>> {
+            None
+        }
     }
 }
 
@@ -78,8 +79,18 @@ impl Lease for Buffer {
     }
 
     #[inline]
-    fn from_held(held: Held) -> Option<Self> {
-        BufferSlice::from_held(held).map(BufferSlice::into_inner)
+    fn take_from(held: &mut Held) -> Option<Self> {
+        BufferSlice::take_from(held).map(BufferSlice::into_inner)
+    }
+
+    #[inline]
+    fn source(&self) -> Option<SliceRef<'_>> {
+        (!self.is_empty()).then(|| self.as_slice())
+    }
+
+    #[inline]
+    fn target(&mut self) -> Option<SliceMut<'_>> {
+        (!self.is_empty()).then(|| self.as_slice_mut())
     }
 }
 
@@ -90,11 +101,25 @@ impl Lease for BufferSlice {
     }
 
     #[inline]
-    fn from_held(held: Held) -> Option<Self> {
-        match held {
+    fn take_from(held: &mut Held) -> Option<Self> {
+        // Checked in place first, so that only this part is moved.
+        if !matches!(held, Held::Exclusive(_)) {
+            return None;
+        }
+        match mem::take(held) {
             Held::Exclusive(part) => Some(part),
             Held::Nothing | Held::Rarer(_) => None,
         }
+    }
+
+    #[inline]
+    fn source(&self) -> Option<SliceRef<'_>> {
+        (!self.range().is_empty()).then(|| self.as_slice())
+    }
+
+    #[inline]
+    fn target(&mut self) -> Option<SliceMut<'_>> {
+        (!self.range().is_empty()).then(|| self.as_slice_mut())
     }
 }
 
@@ -105,11 +130,16 @@ impl Lease for SharedBuffer {
     }
 
     #[inline]
-    fn from_held(held: Held) -> Option<Self> {
-        match held {
+    fn take_from(held: &mut Held) -> Option<Self> {
+        match mem::take(held) {
             Held::Rarer(Rarer::Shared(shared)) => Some(shared),
             Held::Nothing | Held::Exclusive(_) | Held::Rarer(_) => None,
         }
+    }
+
+    #[inline]
+    fn source(&self) -> Option<SliceRef<'_>> {
+        (!self.is_empty()).then(|| self.as_slice())
     }
 }
 
@@ -118,8 +148,8 @@ impl Lease for Window {
         Held::Rarer(Rarer::Window(self))
     }
 
-    fn from_held(held: Held) -> Option<Self> {
-        match held {
+    fn take_from(held: &mut Held) -> Option<Self> {
+        match mem::take(held) {
             Held::Rarer(Rarer::Window(window)) => Some(window),
             Held::Nothing | Held::Exclusive(_) | Held::Rarer(_) => None,
         }
@@ -131,11 +161,24 @@ impl Lease for Window<Buffer> {
         Held::Rarer(Rarer::Lent(self))
     }
 
-    fn from_held(held: Held) -> Option<Self> {
-        match held {
+    fn take_from(held: &mut Held) -> Option<Self> {
+        match mem::take(held) {
             Held::Rarer(Rarer::Lent(window)) => Some(window),
             Held::Nothing | Held::Exclusive(_) | Held::Rarer(_) => None,
         }
+    }
+}
+
+/// Memory of any kind.
+impl Lease for Held {
+    #[inline]
+    fn into_held(self) -> Held {
+        self
+    }
+
+    #[inline]
+    fn take_from(held: &mut Held) -> Option<Self> {
+        Some(mem::take(held))
     }
 }
 
@@ -145,7 +188,7 @@ impl Lease for () {
         Held::Nothing
     }
 
-    fn from_held(_: Held) -> Option<Self> {
+    fn take_from(_: &mut Held) -> Option<Self> {
         Some(())
     }
 }

@@ -1,8 +1,9 @@
 //! One connection in its ledger, with its queue pair and the slots of its requests.
-#![allow(unsafe_code)]
+
+pub(crate) mod posting;
 
 use std::collections::VecDeque;
-use std::mem;
+use std::mem::{self, ManuallyDrop};
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -15,8 +16,8 @@ use rdma_qp::{
 
 use super::Ended;
 use super::after::{After, Afters};
-use super::post::{self, PostFailure, RequestSpec};
-use super::slots::{Id, Phase, Side, Slots};
+use super::post;
+use super::slots::{Id, Phase, RequestSlot, Side, Slots};
 use super::waiters::Waiters;
 use crate::buffer::held::Held;
 use crate::buffer::held::sealed::Lease;
@@ -261,9 +262,8 @@ impl ConnectionEntry {
                 Phase::Detached => {
                     self.counters.failed += 1;
                     reported.push(slot.is_solicited);
-                    let mut held = Held::Nothing;
-                    self.slots.free(index, &mut held);
-                    afters.push(After::Drop(held));
+                    let side = self.slots.side(index);
+                    afters.push(After::Drop(mem::take(self.slots.free(index, side))));
                 }
                 Phase::Free | Phase::Done => {}
             }
@@ -298,58 +298,11 @@ impl ConnectionEntry {
         }
     }
 
-    /// Posts a request, after moving its memory into its slot. Also returns [`is_in_doubt`](Self::is_in_doubt).
-    ///
-    /// # Errors
-    /// [`TransportError::Closed`] if the connection accepts no requests, [`TransportError::WouldBlock`] if the queue
-    /// was created without slots, and [`PostFailure::NoSlot`] if no slot is free. Otherwise returns the reason why the
-    /// post was refused. In each case, the memory is back in `memory`.
-    #[inline]
-    pub(crate) fn post(
-        &mut self,
-        entry: usize,
-        request: &RequestSpec,
-        memory: &mut Held,
-    ) -> Result<(Id, bool), PostFailure> {
-        let (operation, side) = (request.operation(), request.side());
-        let free = self.slots.first_free(side).filter(|_| self.closed.is_none());
-        let (Some(index), Some(qp)) = (free, &self.qp) else {
-            return Err(self.refusal(side));
-        };
-        let (id, held) = self.slots.fill(entry, index, operation, memory);
-        // SAFETY: SAFETY.md F28: the memory of the request is in its slot from before the post. It is taken out only
-        // after the request has completed or the queue pair has been destroyed. Until then, no one else has the memory
-        // or, if it is shared, no one writes it. The word of an atomic operation belongs to its slot. A bound window
-        // keeps its region, and gives out no reference to its bytes, until it is unbound.
-        let is_in_doubt = match unsafe { post::post(qp, request, held, self.words.as_ref(), id) } {
-            Ok(()) => false,
-            // The provider refused without reporting whether it had posted the request. The slot keeps the memory until
-            // the caller destroys the queue pair.
-            Err(error) if error.posted() > 0 => {
-                self.closed.get_or_insert(CloseReason::Doubtful { operation });
-                true
-            }
-            Err(error) => {
-                self.slots.free(id.slot(), memory);
-                let error = post::refused(operation, self.peer, error);
-                return Err(PostFailure::Failed(error.into()));
-            }
-        };
-        self.counters.posted += 1;
-        Ok((id, is_in_doubt))
-    }
-
-    /// Returns why a queue accepts no request now.
-    #[cold]
-    fn refusal(&self, side: Side) -> PostFailure {
-        match self.closed {
-            Some(reason) => PostFailure::Failed(super::closed(reason, self.peer).into()),
-            // The queue was created without slots.
-            None if self.slots.has_none(side) => {
-                PostFailure::Failed(TransportError::WouldBlock.into())
-            }
-            None => PostFailure::NoSlot,
-        }
+    /// Returns the result of an atomic operation that has succeeded, or 0 for other operations.
+    #[inline(always)]
+    fn word(&self, operation: Operation, id: Id) -> u64 {
+        let words = self.words.as_ref().filter(|_| operation == Operation::Atomic);
+        words.map_or(0, |words| post::word(words, id))
     }
 
     /// Delivers a completion to its request. Returns false if no request has this ID.
@@ -431,24 +384,23 @@ impl ConnectionEntry {
         result: Option<WorkResult>,
         afters: &mut Afters,
     ) {
-        let mut held = Held::Nothing;
-        self.free(id, &mut held, afters);
-        match (held, result) {
-            (held, Some(Ok(success))) if operation == Operation::Receive => {
-                self.arrived.push_back(Arrived { memory: BufferSlice::from_held(held), success });
+        match (mem::take(self.free(id, afters)), result) {
+            (mut held, Some(Ok(success))) if operation == Operation::Receive => {
+                self.arrived
+                    .push_back(Arrived { memory: BufferSlice::take_from(&mut held), success });
             }
             (held, _) => afters.push(After::Drop(held)),
         }
     }
 
-    /// Frees the slot of a request that has ended. Moves its memory to `memory`, which must be empty.
+    /// Frees the slot of a request that has ended. Returns its memory, for the caller to take.
     #[inline(always)]
-    fn free(&mut self, id: Id, memory: &mut Held, afters: &mut Afters) {
+    fn free(&mut self, id: Id, afters: &mut Afters) -> &mut Held {
         let side = self.slots.side(id.slot());
-        self.slots.free(id.slot(), memory);
         if self.waiting[side as usize] > 0 {
             self.notify_slot_free(side, afters);
         }
+        self.slots.free(id.slot(), side)
     }
 
     #[cold]
@@ -456,32 +408,45 @@ impl ConnectionEntry {
         afters.push(After::SlotFree(Arc::clone(&self.waiters), side));
     }
 
-    /// Same as [`Table::take`](super::Table::take). With a completion, first [delivers](Self::deliver) it to the request,
-    /// and returns `None` if the request is not in flight or has a waker.
+    /// Same as [`Table::take`](super::Table::take).
     #[inline(always)]
-    pub(crate) fn take_ended(
+    pub(crate) fn take_ended<M: Lease>(
         &mut self,
         id: Id,
-        completion: Option<WorkCompletion>,
-        memory: &mut Held,
+        memory: &mut Option<M>,
         afters: &mut Afters,
     ) -> Option<Ended> {
-        let slot = self.slots.of(id)?;
-        let now = completion.map(|completion| completion.result());
-        let result = match slot.phase {
-            Phase::InFlight if now.is_some() && slot.waker.is_none() => now,
-            Phase::Done if now.is_none() => slot.result,
-            _ => return None,
-        };
-        let operation = slot.operation;
-        self.free(id, memory, afters);
-        if let Some(now) = now
-            && (now.is_err() || self.draining.is_some())
-        {
-            self.note_end(id, operation, now, afters);
+        let slot = self.slots.of(id).filter(|slot| slot.phase == Phase::Done)?;
+        let (operation, result) = (slot.operation, slot.result);
+        put(memory, M::take_from(self.free(id, afters)));
+        Some(Ended { operation, result, word: self.word(operation, id) })
+    }
+
+    /// Ends a request in flight whose completion was polled. Frees its slot, and moves its memory to `memory`. Returns
+    /// `None` if more than this has to be done, as in [`deliver`](Self::deliver).
+    #[inline(always)]
+    pub(crate) fn end_in_flight<M: Lease>(
+        &mut self,
+        id: Id,
+        success: WorkSuccess,
+        memory: &mut Option<M>,
+    ) -> Option<Ended> {
+        let is_unawaited =
+            |slot: &&mut RequestSlot| slot.phase == Phase::InFlight && slot.waker.is_none();
+        let slot = self.slots.of(id).filter(is_unawaited)?;
+        let (operation, side) = (slot.operation, self.slots.side(id.slot()));
+        if !self.is_plain(side) {
+            return None;
         }
-        let words = self.words.as_ref().filter(|_| operation == Operation::Atomic);
-        Some(Ended { operation, result, word: words.map_or(0, |words| post::word(words, id)) })
+        put(memory, M::take_from(self.slots.free(id.slot(), side)));
+        let word = self.word(operation, id);
+        Some(Ended { operation, result: Some(Ok(success)), word })
+    }
+
+    /// Returns true if the end of a request that succeeds concerns no one but its owner.
+    #[inline(always)]
+    const fn is_plain(&self, side: Side) -> bool {
+        self.waiting[side as usize] == 0 && self.draining.is_none()
     }
 
     /// Records that the peer has closed the connection, which explains a failed request.
@@ -565,6 +530,13 @@ impl ConnectionEntry {
         }
         goes_on
     }
+}
+
+/// Sets a value that was `None`, and so needs no drop.
+#[inline(always)]
+fn put<M>(place: &mut Option<M>, value: Option<M>) {
+    debug_assert!(place.is_none());
+    let _ = ManuallyDrop::new(mem::replace(place, value));
 }
 
 impl Drop for ConnectionEntry {

@@ -7,16 +7,18 @@ use std::sync::atomic::Ordering;
 use rdma_connect::{FailedWork, Operation, PeerAddress, RefusedWork, TransportError};
 use rdma_mem::{
     AccessFlags, BindableRegion, GatherList, ProtectionDomain, RemoteMemoryRegion, Rkey,
-    ScatterList, SharedRegion, SliceRef,
+    ScatterList, SharedRegion, SliceMut, SliceRef,
 };
 use rdma_qp::{
     AtomicWorkRequest, LocalInvalidate, PostError, QueuePair, ReadWorkRequest, ReceiveWorkRequest,
     SendWorkRequest, WorkError, WriteWorkRequest,
 };
 
-use super::slots::{Id, Side};
+use super::slots::Id;
+use crate::buffer::held::sealed::Lease;
 use crate::buffer::held::{Held, Rarer};
 use crate::buffer::window::Window;
+use crate::operation::kinds::Kind;
 
 /// The size of an atomic operation, in bytes.
 pub(crate) const WORD: usize = size_of::<u64>();
@@ -55,76 +57,53 @@ pub(crate) enum RequestSpec {
     Invalidate(Rkey),
 }
 
-impl RequestSpec {
-    #[inline]
-    pub(crate) const fn operation(&self) -> Operation {
-        match self {
-            Self::Send(_) | Self::SolicitedSend => Operation::Send,
-            Self::Receive => Operation::Receive,
-            Self::Write(..) => Operation::Write,
-            Self::Read(_) => Operation::Read,
-            Self::CompareAndSwap(..) | Self::FetchAdd(..) => Operation::Atomic,
-            Self::Bind(..) => Operation::Bind,
-            Self::Invalidate(_) => Operation::Invalidation,
+/// Adds immediate data to a request, if there is any.
+macro_rules! with {
+    ($request:ident, $immediate:ident) => {
+        match $immediate {
+            Some(number) => $request.with_immediate(number),
+            None => $request,
         }
-    }
-
-    #[inline]
-    pub(crate) const fn is_atomic(&self) -> bool {
-        matches!(self, Self::CompareAndSwap(..) | Self::FetchAdd(..))
-    }
-
-    #[inline]
-    pub(crate) const fn side(&self) -> Side {
-        match self {
-            Self::Receive => Side::Receive,
-            _ => Side::Send,
-        }
-    }
+    };
 }
 
-/// Posts a request with the memory of its slot.
+/// Posts a request with the memory in `memory`.
 ///
 /// # Safety
-/// The contract of [`QueuePair::post`] applies to this memory and to the word of the slot. Neither moves until the
-/// request has completed or the queue pair has been destroyed. Until then, both are used only as that contract allows.
-#[inline]
-pub(crate) unsafe fn post(
+/// The contract of [`QueuePair::post`] applies to this memory and to the word of the slot. It applies until the request
+/// has completed or the queue pair has been destroyed.
+#[inline(always)]
+pub(crate) unsafe fn post<K: Kind>(
     qp: &QueuePair,
     request: &RequestSpec,
-    held: &mut Held,
+    memory: &mut Option<K::Memory>,
     words: Option<&SharedRegion>,
     id: Id,
 ) -> Result<(), PostError> {
-    match *request {
-        RequestSpec::Write(remote, immediate) => {
-            let list = source(held).map(|slice| GatherList::from([slice]));
-            let write = match &list {
-                Some(list) => WriteWorkRequest::from_list(list, remote),
-                None => WriteWorkRequest::new(&[], remote),
-            };
-            let write = match immediate {
-                Some(number) => write.with_immediate(number),
-                None => write,
-            };
+    // The kind is known at compile time, so only its arms remain.
+    match (K::OPERATION, *request) {
+        (Operation::Write, RequestSpec::Write(remote, immediate)) => match source(memory) {
+            Some(slice) => {
+                let list = GatherList::from([slice]);
+                let write = WriteWorkRequest::from_list(&list, remote);
+                // SAFETY: the caller upholds the contract of this function.
+                unsafe { qp.post(with!(write, immediate), id.0) }
+            }
             // SAFETY: the caller upholds the contract of this function.
-            unsafe { qp.post(write, id.0) }
-        }
-        RequestSpec::Send(immediate) => {
-            let list = source(held).map(|slice| GatherList::from([slice]));
-            let send = match &list {
-                Some(list) => SendWorkRequest::from_list(list),
-                None => SendWorkRequest::new(&[]),
-            };
-            let send = match immediate {
-                Some(number) => send.with_immediate(number),
-                None => send,
-            };
+            None => unsafe { write_nothing(qp, remote, immediate, id) },
+        },
+        (Operation::Send, RequestSpec::Send(immediate)) => match source(memory) {
+            Some(slice) => {
+                let list = GatherList::from([slice]);
+                let send = SendWorkRequest::from_list(&list);
+                // SAFETY: the caller upholds the contract of this function.
+                unsafe { qp.post(with!(send, immediate), id.0) }
+            }
             // SAFETY: the caller upholds the contract of this function.
-            unsafe { qp.post(send, id.0) }
-        }
-        RequestSpec::SolicitedSend => {
-            let list = source(held).map(|slice| GatherList::from([slice]));
+            None => unsafe { send_nothing(qp, immediate, id) },
+        },
+        (Operation::Send, RequestSpec::SolicitedSend) => {
+            let list = source(memory).map(|slice| GatherList::from([slice]));
             let send = match &list {
                 Some(list) => SendWorkRequest::from_list(list),
                 None => SendWorkRequest::new(&[]),
@@ -132,49 +111,84 @@ pub(crate) unsafe fn post(
             // SAFETY: the caller upholds the contract of this function.
             unsafe { qp.post(send.solicited(), id.0) }
         }
-        RequestSpec::Receive => match held {
-            Held::Exclusive(memory) if !memory.range().is_empty() => {
-                let mut list = ScatterList::from([memory.as_slice_mut()]);
+        (Operation::Receive, RequestSpec::Receive) => match target(memory) {
+            Some(slice) => {
+                let mut list = ScatterList::from([slice]);
                 // SAFETY: the caller upholds the contract of this function.
                 unsafe { qp.post(ReceiveWorkRequest::from_list(&mut list), id.0) }
             }
             // SAFETY: the caller upholds the contract of this function.
-            _ => unsafe { qp.post(ReceiveWorkRequest::only_immediate(), id.0) },
+            None => unsafe { qp.post(ReceiveWorkRequest::only_immediate(), id.0) },
         },
-        RequestSpec::Read(remote) => match held {
-            Held::Exclusive(memory) if !memory.range().is_empty() => {
-                let mut list = ScatterList::from([memory.as_slice_mut()]);
+        (Operation::Read, RequestSpec::Read(remote)) => match target(memory) {
+            Some(slice) => {
+                let mut list = ScatterList::from([slice]);
                 // SAFETY: the caller upholds the contract of this function.
                 unsafe { qp.post(ReadWorkRequest::from_list(&mut list, remote), id.0) }
             }
             // SAFETY: the caller upholds the contract of this function.
-            _ => unsafe { qp.post(ReadWorkRequest::new(&mut [], remote), id.0) },
+            None => unsafe { qp.post(ReadWorkRequest::new(&mut [], remote), id.0) },
         },
-        RequestSpec::CompareAndSwap(remote, compare, swap) => {
+        (Operation::Atomic, RequestSpec::CompareAndSwap(remote, compare, swap)) => {
             let Some(words) = words else { unreachable!("words are registered before the post") };
             let mut list = ScatterList::from([element(words, id)]);
             let request = AtomicWorkRequest::compare_and_swap(&mut list, remote, compare, swap);
             // SAFETY: the caller upholds the contract of this function.
             unsafe { qp.post(request, id.0) }
         }
-        RequestSpec::FetchAdd(remote, add) => {
+        (Operation::Atomic, RequestSpec::FetchAdd(remote, add)) => {
             let Some(words) = words else { unreachable!("words are registered before the post") };
             let mut list = ScatterList::from([element(words, id)]);
             // SAFETY: the caller upholds the contract of this function.
             unsafe { qp.post(AtomicWorkRequest::fetch_and_add(&mut list, remote, add), id.0) }
         }
-        RequestSpec::Bind(start, end, access) => match held {
-            // SAFETY: the caller upholds the contract of this function.
-            Held::Rarer(Rarer::Window(window)) => unsafe {
-                bind(qp, window, start..end, access, id)
-            },
-            // SAFETY: the caller upholds the contract of this function.
-            Held::Rarer(Rarer::Lent(window)) => unsafe { bind(qp, window, start..end, access, id) },
-            _ => unreachable!("a bind has its window"),
-        },
+        (Operation::Bind, RequestSpec::Bind(start, end, access)) => {
+            let mut held = memory.take().map_or(Held::Nothing, Lease::into_held);
+            let posted = match &mut held {
+                // SAFETY: the caller upholds the contract of this function.
+                Held::Rarer(Rarer::Window(window)) => unsafe {
+                    bind(qp, window, start..end, access, id)
+                },
+                // SAFETY: the caller upholds the contract of this function.
+                Held::Rarer(Rarer::Lent(window)) => unsafe {
+                    bind(qp, window, start..end, access, id)
+                },
+                _ => unreachable!("a bind has its window"),
+            };
+            *memory = Lease::take_from(&mut held);
+            posted
+        }
         // SAFETY: the caller upholds the contract of this function.
-        RequestSpec::Invalidate(key) => unsafe { invalidate(qp, key, id) },
+        (Operation::Invalidation, RequestSpec::Invalidate(key)) => unsafe {
+            invalidate(qp, key, id)
+        },
+        _ => unreachable!("each kind of operation has its requests"),
     }
+}
+
+/// # Safety
+/// The contract of [`post`] applies, for a request without memory.
+#[cold]
+#[inline(never)]
+unsafe fn write_nothing(
+    qp: &QueuePair,
+    remote: RemoteMemoryRegion,
+    immediate: Option<u32>,
+    id: Id,
+) -> Result<(), PostError> {
+    let write = WriteWorkRequest::new(&[], remote);
+    // SAFETY: the caller upholds the contract of this function.
+    unsafe { qp.post(with!(write, immediate), id.0) }
+}
+
+/// # Safety
+/// The contract of [`post`] applies, for a request without memory.
+#[cold]
+#[inline(never)]
+unsafe fn send_nothing(qp: &QueuePair, immediate: Option<u32>, id: Id) -> Result<(), PostError> {
+    let send = SendWorkRequest::new(&[]);
+    // SAFETY: the caller upholds the contract of this function.
+    unsafe { qp.post(with!(send, immediate), id.0) }
 }
 
 /// # Safety
@@ -203,14 +217,14 @@ unsafe fn invalidate(qp: &QueuePair, key: Rkey, id: Id) -> Result<(), PostError>
     unsafe { qp.post(LocalInvalidate::new(key), id.0) }
 }
 
-/// Returns the bytes to send or write, if there are any.
 #[inline]
-fn source(held: &Held) -> Option<SliceRef<'_>> {
-    match held {
-        Held::Exclusive(memory) if !memory.range().is_empty() => Some(memory.as_slice()),
-        Held::Rarer(Rarer::Shared(memory)) if !memory.is_empty() => Some(memory.as_slice()),
-        _ => None,
-    }
+fn source<M: Lease>(memory: &Option<M>) -> Option<SliceRef<'_>> {
+    memory.as_ref().and_then(Lease::source)
+}
+
+#[inline]
+fn target<M: Lease>(memory: &mut Option<M>) -> Option<SliceMut<'_>> {
+    memory.as_mut().and_then(Lease::target)
 }
 
 #[allow(clippy::expect_used)] // there are as many words as slots

@@ -1,5 +1,6 @@
 //! Slots, one for each request that a queue can have outstanding.
 
+use std::mem::{self, ManuallyDrop};
 use std::task::Waker;
 
 use rdma_connect::Operation;
@@ -12,6 +13,17 @@ use crate::buffer::held::Held;
 pub(crate) enum Side {
     Send,
     Receive,
+}
+
+impl Side {
+    /// Returns the queue of an operation.
+    #[inline]
+    pub(crate) const fn of(operation: Operation) -> Self {
+        match operation {
+            Operation::Receive => Self::Receive,
+            _ => Self::Send,
+        }
+    }
 }
 
 /// The WR ID of a request: generation, entry and slot. A repeated or late completion has an old generation, and is
@@ -157,44 +169,41 @@ impl Slots {
         sends.any(|slot| matches!(slot.phase, Phase::InFlight | Phase::Detached))
     }
 
-    /// Returns a free slot of a queue, if there is one.
+    /// Returns a new WR ID for a request in the first free slot of a queue, if a slot is free. The slot stays free until
+    /// it is [filled](Self::fill).
     #[inline]
-    pub(crate) fn first_free(&self, side: Side) -> Option<u32> {
-        self.free[side as usize]
+    pub(crate) fn next_id(&mut self, entry: usize, side: Side) -> Option<Id> {
+        let index = self.free[side as usize]?;
+        let slot = &mut self.slots[index as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        Some(Id::new(slot.generation, entry, index))
     }
 
-    /// Moves a request and its memory into a free slot. Returns its WR ID and the memory in the slot.
+    /// Moves a posted request and its memory into its slot, the first free one.
     #[inline]
-    pub(crate) fn fill(
-        &mut self,
-        entry: usize,
-        index: u32,
-        operation: Operation,
-        memory: &mut Held,
-    ) -> (Id, &mut Held) {
-        let side = self.side(index as usize);
-        let slot = &mut self.slots[index as usize];
-        debug_assert_eq!(slot.phase, Phase::Free);
+    pub(crate) fn fill(&mut self, id: Id, side: Side, operation: Operation, memory: Held) {
+        let slot = &mut self.slots[id.slot()];
+        debug_assert!(slot.phase == Phase::Free && slot.generation == id.generation());
+        debug_assert!(matches!(slot.held, Held::Nothing));
         self.free[side as usize] = slot.next;
         (slot.operation, slot.phase) = (operation, Phase::InFlight);
-        memory.move_to(&mut slot.held);
-        (Id::new(slot.generation, entry, index), &mut slot.held)
+        // The old value is `Nothing`, which needs no drop.
+        let _ = ManuallyDrop::new(mem::replace(&mut slot.held, memory));
     }
 
-    /// Frees a slot. Moves its memory to `memory`, which must be empty.
+    /// Frees a slot of a queue. Returns its memory, for the caller to take.
     #[inline(always)]
-    pub(crate) fn free(&mut self, index: usize, memory: &mut Held) {
-        let side = self.side(index) as usize;
+    pub(crate) fn free(&mut self, index: usize, side: Side) -> &mut Held {
+        let side = side as usize;
         let slot = &mut self.slots[index];
         debug_assert!(slot.phase != Phase::Free && slot.waker.is_none());
-        slot.generation = slot.generation.wrapping_add(1);
         (slot.phase, slot.next) = (Phase::Free, self.free[side]);
         // An index is less than MOST.
         self.free[side] = u32::try_from(index).ok();
-        slot.held.move_to(memory);
+        &mut slot.held
     }
 
-    /// Returns the slot of this request, or `None` after it was freed.
+    /// Returns the slot of this request, or `None` if it has a later request.
     #[inline]
     pub(crate) fn of(&mut self, id: Id) -> Option<&mut RequestSlot> {
         self.slots.get_mut(id.slot()).filter(|slot| slot.generation == id.generation())
@@ -227,33 +236,32 @@ mod tests {
     fn a_slot_belongs_to_one_queue_and_is_reused_in_a_new_generation() {
         let mut slots = Slots::new([2, 1], 7);
         let take = |slots: &mut Slots, side| {
-            let index = slots.first_free(side)?;
-            Some(slots.fill(3, index, Operation::Send, &mut Held::Nothing).0)
+            let id = slots.next_id(3, side)?;
+            slots.fill(id, side, Operation::Send, Held::Nothing);
+            Some(id)
         };
         let [a, b] = [(); 2].map(|()| take(&mut slots, Side::Send).unwrap());
         assert_eq!((a.slot(), b.slot(), take(&mut slots, Side::Send)), (0, 1, None));
         let c = take(&mut slots, Side::Receive).unwrap();
         assert_eq!((c.slot(), c.entry(), take(&mut slots, Side::Receive)), (2, 3, None));
         assert!(slots.of(a).is_some());
-        slots.free(a.slot(), &mut Held::Nothing);
-        assert!(slots.of(a).is_none(), "its generation is old");
+        slots.free(a.slot(), Side::Send);
+        assert_eq!(slots.of(a).map(|slot| slot.phase), Some(Phase::Free));
+        // This request ended before it was moved into the slot.
+        let skipped = slots.next_id(3, Side::Send).unwrap();
         let again = take(&mut slots, Side::Send).unwrap();
-        assert_eq!((again.slot(), again.generation()), (0, 8));
+        assert_eq!([skipped, again].map(|id| (id.slot(), id.generation())), [(0, 9), (0, 10)]);
+        assert!(slots.of(a).is_none() && slots.of(skipped).is_none(), "their generations are old");
         // The slots of a later queue pair start with a new generation.
-        assert_eq!(slots.next_generation(), 9);
+        assert_eq!(slots.next_generation(), 11);
     }
 
     #[test]
     fn a_queue_may_have_no_slot() {
-        let slots = Slots::new([0, 2], 0);
-        assert_eq!(
-            (slots.first_free(Side::Send), slots.first_free(Side::Receive)),
-            (None, Some(0))
-        );
-        let slots = Slots::new([2, 0], 0);
-        assert_eq!(
-            (slots.first_free(Side::Send), slots.first_free(Side::Receive)),
-            (Some(0), None)
-        );
+        let free = |depth| {
+            let mut slots = Slots::new(depth, 0);
+            [Side::Send, Side::Receive].map(|side| slots.next_id(0, side).map(Id::slot))
+        };
+        assert_eq!((free([0, 2]), free([2, 0])), ([None, Some(0)], [Some(0), None]));
     }
 }

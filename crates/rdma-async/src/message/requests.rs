@@ -19,8 +19,8 @@ use crate::ledger::Ended;
 use crate::ledger::post::RequestSpec;
 use crate::ledger::slots::Id;
 use crate::link::Link;
-use crate::operation::kinds::Received;
-use crate::region::kinds::Invalidate;
+use crate::operation::kinds::{Kind, Read, Receive, Received, SendOut, take};
+use crate::region::kinds::{Bind, Invalidate};
 
 /// The memory of a connection: a buffer for each slot.
 #[derive(Debug)]
@@ -151,10 +151,9 @@ impl Requests {
     /// Posts a receive into the memory of a slot.
     pub(super) fn post_receive(&mut self, slot: u32) {
         let Some(buffer) = self.take_receive(slot) else { return };
-        let mut held = buffer.into_held();
-        match self.post(&RequestSpec::Receive, &mut held) {
-            Some(id) => self.receives.posted.push_back((slot, id)),
-            None => self.give_back_receive(slot, held),
+        match self.post::<Receive<_>>(&RequestSpec::Receive, buffer) {
+            Ok(id) => self.receives.posted.push_back((slot, id)),
+            Err(buffer) => self.set_receive(slot, buffer),
         }
     }
 
@@ -170,10 +169,9 @@ impl Requests {
         let Some((head, rest)) = buffer.split_at_mut_checked(header.len()) else { return };
         head.copy_from_slice(header);
         let length = header.len() + fill(rest);
-        let mut held = buffer.slice(0..length).into_held();
-        match self.post(&RequestSpec::SolicitedSend, &mut held) {
-            Some(id) => self.sends.posted.push_back((SendRequest::Frame(slot), id)),
-            None => self.give_back_send(slot, held),
+        match self.post::<SendOut<_>>(&RequestSpec::SolicitedSend, buffer.slice(0..length)) {
+            Ok(id) => self.sends.posted.push_back((SendRequest::Frame(slot), id)),
+            Err(part) => self.set_send(slot, Some(part.into_inner())),
         }
     }
 
@@ -187,21 +185,22 @@ impl Requests {
         window: Window<Buffer>,
     ) -> Result<(), Window<Buffer>> {
         let request = RequestSpec::Bind(0, window.memory().len(), AccessFlags::REMOTE_READ);
-        self.post_window(&request, SendRequest::Bind(loan), window)
+        self.post_window::<Bind<_>>(&request, SendRequest::Bind(loan), window)
     }
 
     /// Posts the invalidation of a bound window. If that fails, the connection ends, and the window is deallocated.
     pub(super) fn invalidate(&mut self, loan: usize, window: Window<Buffer>) {
         let Some((key, _)) = window.remote() else { return };
         let request = RequestSpec::Invalidate(key);
-        if let Err(window) = self.post_window(&request, SendRequest::Invalidate(loan), window) {
+        let kind = SendRequest::Invalidate(loan);
+        if let Err(window) = self.post_window::<Invalidate<_>>(&request, kind, window) {
             self.has_failed = true;
             turns::free(window.into_held());
         }
     }
 
     /// Posts a request for a window, unless the queue pair has been replaced.
-    fn post_window(
+    fn post_window<K: Kind<Memory = Window<Buffer>>>(
         &mut self,
         request: &RequestSpec,
         kind: SendRequest,
@@ -210,47 +209,42 @@ impl Requests {
         if self.is_closed {
             return Err(window);
         }
-        let (mut held, mut id) = (window.into_held(), None);
-        let inner = self.connection.inner();
-        let posted = inner.post_in_epoch(request, self.epoch, &mut held, &mut id);
-        match (posted, id, Window::from_held(held)) {
-            (Err(_), _, Some(window)) => Err(window),
-            (_, Some(id), _) => {
+        let mut window = Some(window);
+        match self.connection.inner().post_in_epoch::<K>(request, self.epoch, &mut window) {
+            Ok(id) => {
                 self.long += 1;
                 self.sends.posted.push_back((kind, id));
                 Ok(())
             }
-            _ => Ok(()),
+            Err(_) => Err(take(&mut window)),
         }
     }
 
     /// Posts the READ of a message.
     pub(super) fn read(&mut self, message: Incoming, source: RemoteMemoryRegion, into: Buffer) {
-        if let Some(id) = self.post(&RequestSpec::Read(source), &mut into.into_held()) {
+        if let Ok(id) = self.post::<Read<_>>(&RequestSpec::Read(source), into) {
             self.long += 1;
             self.sends.posted.push_back((SendRequest::Read(message), id));
         }
     }
 
     /// Posts a request, unless the connection has failed.
-    fn post(&mut self, request: &RequestSpec, held: &mut Held) -> Option<Id> {
-        let mut id = None;
-        if !self.is_closed {
-            let posted = self.connection.inner().post(request, held, &mut false, &mut id, false);
-            self.has_failed |= posted.is_err();
+    ///
+    /// # Errors
+    /// Returns the memory if the request was not posted.
+    fn post<K: Kind>(&mut self, request: &RequestSpec, memory: K::Memory) -> Result<Id, K::Memory> {
+        if self.is_closed {
+            return Err(memory);
         }
-        id
+        let mut memory = Some(memory);
+        let posted = self.connection.inner().post::<K>(request, &mut memory, &mut false);
+        self.has_failed |= posted.is_err();
+        posted.map_err(|_| take(&mut memory))
     }
 
-    fn give_back_receive(&mut self, slot: u32, held: Held) {
-        if let Some(buffer) = Buffer::from_held(held) {
-            self.set_receive(slot, buffer);
-        }
-    }
-
-    fn give_back_send(&mut self, slot: u32, held: Held) {
+    fn set_send(&mut self, slot: u32, buffer: Option<Buffer>) {
         if let Some(place) = self.memory.sends.get_mut(slot as usize) {
-            *place = Buffer::from_held(held);
+            *place = buffer;
         }
     }
 
@@ -258,16 +252,14 @@ impl Requests {
     /// in order.
     pub(super) fn next(&mut self) -> Option<Completed> {
         while let Some(&(slot, id)) = self.receives.posted.front() {
-            let mut held = Held::Nothing;
-            let Some(ended) = self.take(id, &mut held) else { break };
+            let Some((ended, held)) = self.take(id) else { break };
             self.receives.posted.pop_front();
             if let Some(received) = self.end_receive(slot, &ended, held) {
                 return Some(received);
             }
         }
         while let Some(&(request, id)) = self.sends.posted.front() {
-            let mut held = Held::Nothing;
-            let Some(ended) = self.take(id, &mut held) else { break };
+            let Some((ended, held)) = self.take(id) else { break };
             self.sends.posted.pop_front();
             let completed = match request {
                 SendRequest::Frame(slot) => self.end_send(slot, &ended, held),
@@ -280,16 +272,16 @@ impl Requests {
         None
     }
 
-    fn take(&self, id: Id, held: &mut Held) -> Option<Ended> {
-        let ledger = &self.connection.inner().ledger;
+    fn take(&self, id: Id) -> Option<(Ended, Held)> {
+        let (ledger, mut held) = (&self.connection.inner().ledger, None);
         let mut table = ledger.lock();
-        let ended = table.take(id, held);
+        let ended = table.take(id, &mut held);
         ledger.unlock(table);
-        ended
+        Some((ended?, held?))
     }
 
-    fn end_receive(&mut self, slot: u32, ended: &Ended, held: Held) -> Option<Completed> {
-        let buffer = Buffer::from_held(held)?;
+    fn end_receive(&mut self, slot: u32, ended: &Ended, mut held: Held) -> Option<Completed> {
+        let buffer = Buffer::take_from(&mut held)?;
         if let Some(Ok(success)) = &ended.result {
             let received = Received::new(buffer, success);
             let length = received.bytes().len();
@@ -300,8 +292,8 @@ impl Requests {
         None
     }
 
-    fn end_send(&mut self, slot: u32, ended: &Ended, held: Held) -> Option<Completed> {
-        self.give_back_send(slot, held);
+    fn end_send(&mut self, slot: u32, ended: &Ended, mut held: Held) -> Option<Completed> {
+        self.set_send(slot, Buffer::take_from(&mut held));
         if matches!(ended.result, Some(Ok(_))) {
             return Some(Completed::Sent { slot });
         }
@@ -311,7 +303,12 @@ impl Requests {
 
     /// Ends a request for a long message. The window of a failed one is deallocated before its memory is used again.
     #[cold]
-    fn end_long(&mut self, request: SendRequest, ended: Ended, held: Held) -> Option<Completed> {
+    fn end_long(
+        &mut self,
+        request: SendRequest,
+        ended: Ended,
+        mut held: Held,
+    ) -> Option<Completed> {
         self.long -= 1;
         let is_success = matches!(ended.result, Some(Ok(_)));
         self.has_failed |= !is_success;
@@ -321,14 +318,15 @@ impl Requests {
                 return None;
             }
             SendRequest::Frame(_) => return None,
-            SendRequest::Bind(loan) => Long::Bound { loan, window: Window::from_held(held)? },
+            SendRequest::Bind(loan) => Long::Bound { loan, window: Window::take_from(&mut held)? },
             SendRequest::Invalidate(loan) => {
-                let link = Link::Borrowed(self.connection.inner());
-                let window = ended.outcome::<Invalidate<Buffer>>(held, &link).ok()?;
+                let link = &mut Some(Link::Borrowed(self.connection.inner()));
+                let window = &mut Window::take_from(&mut held);
+                let window = ended.outcome::<Invalidate<_>>(window, link).ok()?;
                 Long::Invalidated { loan, window }
             }
             SendRequest::Read(message) => {
-                Long::Fetched { message, buffer: Buffer::from_held(held)? }
+                Long::Fetched { message, buffer: Buffer::take_from(&mut held)? }
             }
         };
         Some(Completed::Long(long))

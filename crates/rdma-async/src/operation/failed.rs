@@ -4,8 +4,6 @@ use std::fmt;
 
 use rdma_connect::TransportError;
 
-use super::kinds::{Kind, memory};
-use crate::buffer::held::Held;
 use crate::buffer::held::sealed::Lease;
 
 /// An operation that failed, with its memory unless the device still holds it. It implements
@@ -23,8 +21,8 @@ pub struct Failed<B> {
 
 impl<B: Lease> Failed<B> {
     #[cold]
-    pub(crate) fn new<K: Kind<Memory = B>>(held: Held, error: TransportError) -> Self {
-        Self { memory: Some(memory::<K>(held)), error }
+    pub(crate) const fn new(memory: B, error: TransportError) -> Self {
+        Self { memory: Some(memory), error }
     }
 
     /// Creates the error of an operation whose request the device still holds.

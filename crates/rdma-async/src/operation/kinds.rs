@@ -3,13 +3,11 @@
 use std::marker::PhantomData;
 use std::ops::Deref;
 
+use rdma_connect::Operation;
 use rdma_qp::{WcOpcode, WorkSuccess};
 
-use super::failed::Failed;
 use crate::buffer::held::sealed::Lease;
-use crate::buffer::held::{Held, Source, Target};
-use crate::ledger::Ended;
-use crate::link::Link;
+use crate::buffer::held::{Source, Target};
 
 pub(crate) mod sealed {
     #[allow(unnameable_types)] // this seals the trait
@@ -23,6 +21,9 @@ pub trait Kind: sealed::Sealed {
     /// The output of a successful operation.
     type Output;
 
+    #[doc(hidden)]
+    const OPERATION: Operation;
+
     /// Whether the time limit of the connection applies to operations of this kind.
     #[doc(hidden)]
     const HAS_LIMIT: bool = true;
@@ -31,29 +32,10 @@ pub trait Kind: sealed::Sealed {
     fn finish(memory: Self::Memory, success: &WorkSuccess, word: u64) -> Self::Output;
 }
 
-impl Ended {
-    /// Converts the end of a request to the outcome of its future.
-    #[inline]
-    pub(crate) fn outcome<K: Kind>(
-        self,
-        held: Held,
-        link: &Link<'_>,
-    ) -> Result<K::Output, Failed<K::Memory>> {
-        let Self { operation, result, word } = self;
-        match result {
-            Some(Ok(success)) => Ok(K::finish(memory::<K>(held), &success, word)),
-            failed => {
-                let error = link.failure(operation, failed.and_then(Result::err));
-                Err(Failed::new::<K>(held, error))
-            }
-        }
-    }
-}
-
-/// Returns the memory that a slot held for an operation of this kind.
+/// Takes the memory of an operation that the device does not hold.
 #[inline]
-pub(crate) fn memory<K: Kind>(held: Held) -> K::Memory {
-    let Some(memory) = K::Memory::from_held(held) else {
+pub(crate) fn take<M: Lease>(memory: &mut Option<M>) -> M {
+    let Some(memory) = memory.take() else {
         unreachable!("a slot returns the memory that it was given")
     };
     memory
@@ -92,7 +74,7 @@ impl<B: Deref<Target = [u8]>> Received<B> {
 }
 
 macro_rules! kinds {
-    ($($(#[$doc:meta])* $name:ident<$b:ident: $bound:path> => $output:ty, |$memory:ident, $success:ident| $done:expr;)+) => {$(
+    ($($(#[$doc:meta])* $name:ident<$b:ident: $bound:path>($operation:ident) => $output:ty, |$memory:ident, $success:ident| $done:expr;)+) => {$(
         $(#[$doc])*
         #[derive(Debug)]
         pub struct $name<$b>(PhantomData<fn() -> $b>);
@@ -102,6 +84,8 @@ macro_rules! kinds {
         impl<$b: $bound> Kind for $name<$b> {
             type Memory = $b;
             type Output = $output;
+
+            const OPERATION: Operation = Operation::$operation;
 
             #[inline]
             fn finish($memory: $b, $success: &WorkSuccess, _: u64) -> $output {
@@ -113,13 +97,13 @@ macro_rules! kinds {
 
 kinds! {
     /// A message to the peer. Returns the memory of the message.
-    SendOut<B: Source> => B, |memory, _success| memory;
+    SendOut<B: Source>(Send) => B, |memory, _success| memory;
     /// Memory for a message from the peer.
-    Receive<B: Target> => Received<B>, |memory, success| Received::new(memory, success);
+    Receive<B: Target>(Receive) => Received<B>, |memory, success| Received::new(memory, success);
     /// A write to the peer's memory. Returns the local memory.
-    Write<B: Source> => B, |memory, _success| memory;
+    Write<B: Source>(Write) => B, |memory, _success| memory;
     /// A read of the peer's memory. Returns the local memory, which contains the bytes that were read.
-    Read<B: Target> => B, |memory, _success| memory;
+    Read<B: Target>(Read) => B, |memory, _success| memory;
 }
 
 /// A receive without memory, which returns only immediate data.
@@ -132,6 +116,8 @@ impl sealed::Sealed for ReceiveImmediate {}
 impl Kind for ReceiveImmediate {
     type Memory = ();
     type Output = Option<u32>;
+
+    const OPERATION: Operation = Operation::Receive;
 
     fn finish((): (), success: &WorkSuccess, _: u64) -> Option<u32> {
         success.immediate_data()
@@ -148,6 +134,8 @@ impl sealed::Sealed for Atomic {}
 impl Kind for Atomic {
     type Memory = ();
     type Output = u64;
+
+    const OPERATION: Operation = Operation::Atomic;
 
     fn finish((): (), _: &WorkSuccess, word: u64) -> u64 {
         word

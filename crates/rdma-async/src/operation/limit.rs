@@ -1,6 +1,7 @@
 //! Time limits of operations.
 
 use std::future::Future;
+use std::mem::ManuallyDrop;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use crate::sync::LONGEST;
 /// The time limit of an operation. `None` means the connection's limit. The limit is boxed, so that an operation
 /// without its own limit grows by only 8 bytes.
 #[derive(Debug)]
-pub(crate) struct Limit(Option<Box<Time>>);
+pub(crate) struct Limit(ManuallyDrop<Option<Box<Time>>>);
 
 #[derive(Debug)]
 struct Time {
@@ -24,10 +25,16 @@ struct Time {
 
 impl Limit {
     /// The limit of the connection.
-    pub(crate) const OF_CONNECTION: Self = Self(None);
+    pub(crate) const OF_CONNECTION: Self = Self(ManuallyDrop::new(None));
 
     pub(crate) fn new(limit: Duration) -> Self {
-        Self(Some(Box::new(Time { limit, sleep: None })))
+        Self(ManuallyDrop::new(Some(Box::new(Time { limit, sleep: None }))))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn clear(&mut self) {
+        *self.0 = None;
     }
 
     /// Ready with the limit when the time is up. The time starts with the first call. The connection's limit applies
@@ -41,7 +48,7 @@ impl Limit {
     ) -> Poll<Duration> {
         if self.0.is_none() {
             let default = link.operation_timeout().filter(|_| has_default);
-            self.0 = default.map(|limit| Box::new(Time { limit, sleep: None }));
+            *self.0 = default.map(|limit| Box::new(Time { limit, sleep: None }));
         }
         let Some(time) = self.0.as_mut().filter(|time| time.limit <= LONGEST) else {
             return Poll::Pending;
@@ -52,5 +59,15 @@ impl Limit {
             ready!(sleep.as_mut().poll(cx));
         }
         Poll::Ready(time.limit)
+    }
+}
+
+/// Without this, the compiler would call a function even if there is no limit.
+impl Drop for Limit {
+    #[inline]
+    fn drop(&mut self) {
+        if self.0.is_some() {
+            self.clear();
+        }
     }
 }

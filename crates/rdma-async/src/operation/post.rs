@@ -2,9 +2,8 @@
 
 use std::fmt;
 use std::future::Future;
-use std::marker::PhantomData;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use pin_project_lite::pin_project;
 
@@ -18,15 +17,14 @@ pin_project! {
     #[must_use = "nothing is posted before it is awaited"]
     pub struct Post<'c, K: Kind> {
         #[pin]
-        work: Work<'c>,
-        kind: PhantomData<fn() -> K>,
+        work: Work<'c, K>,
     }
 }
 
 impl<'c, K: Kind> Post<'c, K> {
     #[inline]
-    pub(crate) const fn new(work: Work<'c>) -> Self {
-        Self { work, kind: PhantomData }
+    pub(crate) const fn new(work: Work<'c, K>) -> Self {
+        Self { work }
     }
 }
 
@@ -35,11 +33,7 @@ impl<'c, K: Kind> Future for Post<'c, K> {
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // Uses tokio's budget like an awaited operation, so a task that only posts lets other tasks run.
-        let budget = ready!(tokio::task::coop::poll_proceed(cx));
-        let posted = ready!(self.project().work.poll_post::<K>(cx));
-        budget.made_progress();
-        Poll::Ready(posted)
+        self.project().work.poll_post(cx)
     }
 }
 

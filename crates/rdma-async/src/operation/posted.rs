@@ -16,7 +16,6 @@ use super::kinds::Kind;
 use super::limit::Limit;
 use super::run::Run;
 use super::work::Work;
-use crate::buffer::held::Held;
 use crate::ledger::slots::Id;
 use crate::link::Link;
 
@@ -88,12 +87,10 @@ impl<'c, K: Kind> Posted<'c, K> {
                 let Some(link) = &self.link else {
                     unreachable!("it is polled until it has ended")
                 };
-                let mut held = Held::Nothing;
-                match link.look_once(self.id, &mut held) {
+                let mut memory = None;
+                match link.look_once(self.id, &mut memory) {
                     Ok(Some(ended)) => {
-                        let outcome = ended.outcome::<K>(held, link);
-                        self.link = None;
-                        return outcome;
+                        return ended.outcome::<K>(&mut memory, &mut self.link);
                     }
                     Ok(None) => spin_loop(),
                     // Awaiting the outcome returns the error.
@@ -116,12 +113,10 @@ impl<K: Kind> Future for Posted<'_, K> {
         // Without a budget, a task whose operations complete immediately would starve other tasks.
         let budget = ready!(tokio::task::coop::poll_proceed(cx));
         let Some(link) = &self.link else { unreachable!("polled after it was ready") };
-        let mut held = Held::Nothing;
-        let ended = ready!(link.poll_end(self.id, &mut held, cx));
+        let mut memory = None;
+        let ended = ready!(link.poll_end(self.id, &mut memory, cx));
         budget.made_progress();
-        let outcome = ended.outcome::<K>(held, link);
-        self.link = None;
-        Poll::Ready(outcome)
+        Poll::Ready(ended.outcome::<K>(&mut memory, &mut self.link))
     }
 }
 

@@ -2,9 +2,8 @@
 
 use std::fmt;
 use std::future::Future;
-use std::marker::PhantomData;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use pin_project_lite::pin_project;
 
@@ -19,16 +18,15 @@ pin_project! {
     #[must_use = "nothing is posted before it is awaited"]
     pub struct Run<'c, K: Kind> {
         #[pin]
-        work: Work<'c>,
+        work: Work<'c, K>,
         limit: Limit,
-        kind: PhantomData<fn() -> K>,
     }
 }
 
 impl<'c, K: Kind> Run<'c, K> {
     #[inline]
-    pub(crate) const fn new(work: Work<'c>, limit: Limit) -> Self {
-        Self { work, limit, kind: PhantomData }
+    pub(crate) const fn new(work: Work<'c, K>, limit: Limit) -> Self {
+        Self { work, limit }
     }
 }
 
@@ -37,14 +35,8 @@ impl<K: Kind> Future for Run<'_, K> {
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // Without a budget, a task whose operations complete immediately would starve other tasks.
-        let budget = ready!(tokio::task::coop::poll_proceed(cx));
         let this = self.project();
-        let outcome = this.work.poll_end::<K>(this.limit, cx);
-        if outcome.is_ready() {
-            budget.made_progress();
-        }
-        outcome
+        this.work.poll_end(this.limit, cx)
     }
 }
 

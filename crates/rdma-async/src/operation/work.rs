@@ -13,14 +13,14 @@ use rdma_connect::{Operation, TransportError};
 #[cfg(not(loom))]
 use rdma_qp::WorkErrorCode;
 use rdma_qp::{PollError, WorkError};
+use tokio::task::coop::poll_proceed;
 
 use super::failed::Failed;
-use super::kinds::Kind;
+use super::kinds::{Kind, take};
 use super::limit::Limit;
 use super::posted::Posted;
-use crate::buffer::held::Held;
+use crate::buffer::held::sealed::Lease;
 use crate::ledger::after::{After, contain_panic};
-use crate::ledger::entry::ConnectionEntry;
 use crate::ledger::post::{PostFailure, RequestSpec};
 use crate::ledger::slots::{Id, Side};
 use crate::ledger::{BATCH, Ended, Table};
@@ -28,15 +28,16 @@ use crate::link::{Inner, Link};
 use crate::sync::{MutexGuard, OwnedNotified};
 
 pin_project! {
+    #[project = Projection]
     /// The state of an operation until its outcome is known.
-    pub(crate) struct Work<'c> {
+    pub(crate) struct Work<'c, K: Kind> {
         // `None` once the operation has ended or its link was moved elsewhere.
         link: Option<Link<'c>>,
         // `None` until the operation is posted.
         id: Option<Id>,
         // The memory of the operation, until it is posted. Empty if `link` is `None`, so that a finished operation
         // need not check it again.
-        held: ManuallyDrop<Held>,
+        memory: ManuallyDrop<Option<K::Memory>>,
         request: RequestSpec,
         // Whether the operation is counted as waiting for a slot.
         has_queued: bool,
@@ -44,90 +45,123 @@ pin_project! {
         waits: Option<OwnedNotified>,
     }
 
-    impl<'c> PinnedDrop for Work<'c> {
+    impl<'c, K: Kind> PinnedDrop for Work<'c, K> {
         #[inline]
         fn drop(this: Pin<&mut Self>) {
-            let this = this.project();
-            if let Some(link) = this.link {
-                link.give_up(*this.id, this.request, *this.has_queued);
-                leave_row(this.waits);
-                drop(mem::take(&mut **this.held));
+            if this.link.is_some() {
+                this.give_up();
             }
         }
     }
 }
 
-impl<'c> Work<'c> {
+impl<'c, K: Kind> Work<'c, K> {
     #[inline]
-    pub(crate) const fn new(link: Link<'c>, held: Held, request: RequestSpec) -> Self {
-        let held = ManuallyDrop::new(held);
-        Self { link: Some(link), id: None, held, request, has_queued: false, waits: None }
+    pub(crate) const fn new(link: Link<'c>, memory: K::Memory, request: RequestSpec) -> Self {
+        let memory = ManuallyDrop::new(Some(memory));
+        Self { link: Some(link), id: None, memory, request, has_queued: false, waits: None }
     }
 
     /// Creates the value for an operation that has already been posted.
     pub(crate) const fn posted(link: Link<'c>, id: Id) -> Self {
         // The memory is in the slot, and the request given here is never read.
-        let mut work = Self::new(link, Held::Nothing, RequestSpec::Receive);
-        work.id = Some(id);
-        work
+        let (memory, request) = (ManuallyDrop::new(None), RequestSpec::Receive);
+        Self { link: Some(link), id: Some(id), memory, request, has_queued: false, waits: None }
     }
 
     /// Ready when the request has been posted or the post has failed.
     #[inline]
-    pub(crate) fn poll_post<K: Kind>(
+    pub(crate) fn poll_post(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Posted<'c, K>, Failed<K::Memory>>> {
-        let posted = ready!(self.as_mut().post(cx, false));
-        let this = self.project();
-        let (Some(link), held) = (this.link.take(), this.held) else {
-            unreachable!("polled after it was ready")
+        // Uses tokio's budget like an awaited operation, so a task that only posts lets other tasks run.
+        let budget = ready!(poll_proceed(cx));
+        let this = self.as_mut().project();
+        let Some(link) = &*this.link else { unreachable!("polled after it was ready") };
+        let posted = match link.post::<K>(this.request, this.memory, this.has_queued) {
+            Ok(id) => Ok(id),
+            Err(PostFailure::Failed(error)) => Err(error),
+            Err(PostFailure::NoSlot) => ready!(self.as_mut().wait(cx, Inner::post::<K>)),
         };
-        Poll::Ready(match (posted, *this.id) {
-            (Ok(_), Some(id)) => Ok(Posted::new(link, id)),
-            (Ok(_), None) => unreachable!("it was posted"),
-            (Err(error), _) => Err(Failed::new::<K>(mem::take(&mut **held), *error)),
-        })
+        budget.made_progress();
+        match posted {
+            Ok(id) => {
+                let mut this = self.project();
+                this.leave_row();
+                let Some(link) = this.link.take() else { unreachable!("it was just used") };
+                Poll::Ready(Ok(Posted::new(link, id)))
+            }
+            Err(error) => Poll::Ready(Err(self.not_posted(*error))),
+        }
     }
 
     /// Ready when the request has ended, its post has failed, or its time is up.
     #[inline]
-    pub(crate) fn poll_end<K: Kind>(
+    pub(crate) fn poll_end(
         mut self: Pin<&mut Self>,
         limit: &mut Limit,
         cx: &mut Context<'_>,
     ) -> Poll<Result<K::Output, Failed<K::Memory>>> {
-        let mut ended = None;
-        if self.id.is_none() {
-            match self.as_mut().post(cx, true) {
-                Poll::Ready(Ok(looked)) => ended = looked,
-                Poll::Ready(Err(error)) => {
-                    let this = self.project();
-                    *this.link = None;
-                    return Poll::Ready(Err(Failed::new::<K>(mem::take(&mut **this.held), *error)));
+        // Without a budget, a task whose operations complete immediately would starve other tasks.
+        let budget = ready!(poll_proceed(cx));
+        let this = self.as_mut().project();
+        let Some(link) = &*this.link else { unreachable!("polled after it was ready") };
+        if this.id.is_none() {
+            let posted = match link.post_and_poll::<K>(this.request, this.memory, this.has_queued) {
+                Ok(posted) => Ok(posted),
+                Err(PostFailure::Failed(error)) => Err(error),
+                Err(PostFailure::NoSlot) => {
+                    match self.as_mut().wait(cx, Inner::post_and_poll::<K>) {
+                        Poll::Ready(posted) => posted,
+                        Poll::Pending => return self.poll_late(limit, cx),
+                    }
                 }
-                Poll::Pending => return self.poll_late::<K>(limit, cx),
+            };
+            let mut this = self.as_mut().project();
+            match posted {
+                Ok(Ok((success, word))) => {
+                    budget.made_progress();
+                    this.leave_row();
+                    *this.link = None;
+                    return Poll::Ready(Ok(K::finish(take(this.memory), &success, word)));
+                }
+                Ok(Err(id)) => {
+                    *this.id = Some(id);
+                    this.leave_row();
+                }
+                Err(error) => {
+                    budget.made_progress();
+                    return Poll::Ready(Err(self.not_posted(*error)));
+                }
             }
         }
+        let outcome = self.poll_posted(limit, cx);
+        if outcome.is_ready() {
+            budget.made_progress();
+        }
+        outcome
+    }
+
+    /// Ready when the posted request has ended, or its time is up.
+    fn poll_posted(
+        mut self: Pin<&mut Self>,
+        limit: &mut Limit,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<K::Output, Failed<K::Memory>>> {
         let this = self.as_mut().project();
         let (Some(link), &Some(id)) = (&*this.link, &*this.id) else {
-            unreachable!("polled after it was ready")
+            unreachable!("it was posted")
         };
-        let ended = match ended {
-            Some(ended) => ended,
-            None => match link.poll_end(id, this.held, cx) {
-                Poll::Ready(ended) => ended,
-                Poll::Pending => return self.poll_late::<K>(limit, cx),
-            },
-        };
-        let outcome = ended.outcome::<K>(mem::take(&mut **this.held), link);
-        *this.link = None;
-        Poll::Ready(outcome)
+        match link.poll_end(id, &mut **this.memory, cx) {
+            Poll::Ready(ended) => Poll::Ready(this.end(ended)),
+            Poll::Pending => self.poll_late(limit, cx),
+        }
     }
 
     /// Ready when the operation's time is up. The operation has timed out unless it has completed by then.
     #[cold]
-    fn poll_late<K: Kind>(
+    fn poll_late(
         self: Pin<&mut Self>,
         limit: &mut Limit,
         cx: &mut Context<'_>,
@@ -140,42 +174,20 @@ impl<'c> Work<'c> {
             return Poll::Ready(link.expire::<K>(id, timeout));
         }
         // The operation still waits for a slot.
-        link.give_up(None, this.request, *this.has_queued);
+        link.give_up(None, Side::of(K::OPERATION), *this.has_queued);
         leave_row(this.waits);
-        let (operation, peer) = (this.request.operation(), link.look(|entry| entry.peer));
+        let (operation, peer) = (K::OPERATION, link.look(|entry| entry.peer));
         let error = TransportError::Timeout { operation, timeout, peer };
-        Poll::Ready(Err(Failed::new::<K>(mem::take(&mut **this.held), error)))
+        Poll::Ready(Err(Failed::new(take(this.memory), error)))
     }
 
-    /// Posts the request. Returns its outcome if it has already ended and `looks` is set.
-    #[inline(always)]
-    fn post(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        looks: bool,
-    ) -> Poll<Result<Option<Ended>, Box<TransportError>>> {
-        let this = self.as_mut().project();
-        let Some(link) = &*this.link else { unreachable!("polled after it was ready") };
-        match link.post(this.request, this.held, this.has_queued, this.id, looks) {
-            Ok(ended) => {
-                // The operation leaves the queue of waiters, and passes on a wake-up that it has already received.
-                if this.waits.is_some() {
-                    leave_row(this.waits);
-                }
-                Poll::Ready(Ok(ended))
-            }
-            Err(PostFailure::NoSlot) => self.wait(cx, looks),
-            Err(PostFailure::Failed(error)) => Poll::Ready(Err(self.not_posted(error))),
-        }
-    }
-
-    /// Waits for a slot.
+    /// Waits for a slot, and then posts the request.
     #[cold]
-    fn wait(
+    fn wait<R>(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-        looks: bool,
-    ) -> Poll<Result<Option<Ended>, Box<TransportError>>> {
+        post: impl Fn(&Inner, &RequestSpec, &mut Option<K::Memory>, &mut bool) -> Result<R, PostFailure>,
+    ) -> Poll<Result<R, Box<TransportError>>> {
         let mut has_looked = false;
         loop {
             let mut this = self.as_mut().project();
@@ -187,7 +199,7 @@ impl<'c> Work<'c> {
                 ready!(waits.poll(cx));
                 this.waits.set(None);
             } else {
-                let side = this.request.side();
+                let side = Side::of(K::OPERATION);
                 if !mem::replace(this.has_queued, true) {
                     link.queue_up(side);
                 }
@@ -198,31 +210,56 @@ impl<'c> Work<'c> {
                     waits.enable();
                 }
             }
-            match link.post(this.request, this.held, this.has_queued, this.id, looks) {
-                Ok(ended) => {
-                    leave_row(this.waits);
-                    return Poll::Ready(Ok(ended));
-                }
+            match post(link, this.request, this.memory, this.has_queued) {
+                Ok(posted) => return Poll::Ready(Ok(posted)),
                 Err(PostFailure::NoSlot) => {}
-                Err(PostFailure::Failed(error)) => return Poll::Ready(Err(self.not_posted(error))),
+                Err(PostFailure::Failed(error)) => return Poll::Ready(Err(error)),
             }
         }
     }
 
-    /// Stops waiting after the post has failed.
+    /// Ends an operation that was dropped early.
     #[cold]
-    fn not_posted(self: Pin<&mut Self>, error: Box<TransportError>) -> Box<TransportError> {
+    #[inline(never)]
+    fn give_up(self: Pin<&mut Self>) {
         let this = self.project();
-        if mem::take(this.has_queued)
-            && let Some(link) = &*this.link
-        {
-            let side = this.request.side();
+        if let Some(link) = &*this.link {
+            link.give_up(*this.id, Side::of(K::OPERATION), *this.has_queued);
+        }
+        leave_row(this.waits);
+        drop(this.memory.take());
+    }
+
+    /// Stops waiting after the post has failed. Returns the error with the memory.
+    #[cold]
+    fn not_posted(self: Pin<&mut Self>, error: TransportError) -> Failed<K::Memory> {
+        let this = self.project();
+        let Some(link) = this.link.take() else { unreachable!("it was just used") };
+        if mem::take(this.has_queued) {
+            let side = Side::of(K::OPERATION);
             link.ledger.lock().note_waiting(link.entry, side, false);
             // The operation was woken for a slot that it did not use, so it wakes the next waiter.
             After::SlotFree(Arc::clone(&link.waiters), side).run();
         }
         leave_row(this.waits);
-        error
+        Failed::new(take(this.memory), error)
+    }
+}
+
+impl<'c, K: Kind> Projection<'_, 'c, K> {
+    /// Leaves the queue of waiters, and passes on a wake-up that has already arrived.
+    #[inline]
+    fn leave_row(&mut self) {
+        if self.waits.is_some() {
+            leave_row(self.waits.as_mut());
+        }
+    }
+
+    /// Returns the outcome of a request that has ended.
+    #[inline(always)]
+    fn end(mut self, ended: Ended) -> Result<K::Output, Failed<K::Memory>> {
+        self.leave_row();
+        ended.outcome::<K>(self.memory, self.link)
     }
 }
 
@@ -234,107 +271,6 @@ fn leave_row(mut waits: Pin<&mut Option<OwnedNotified>>) {
 }
 
 impl Inner {
-    /// Posts a request if a slot is free. If `looks` is set, this checks once whether the request has already ended; if
-    /// so, its memory is back in `held`. If `has_queued` is set, a posted operation stops counting as a waiter, under
-    /// the same lock as the post.
-    ///
-    /// # Errors
-    /// If the request was not posted. Its memory stays in `held`.
-    #[inline(always)]
-    pub(crate) fn post(
-        &self,
-        request: &RequestSpec,
-        held: &mut Held,
-        has_queued: &mut bool,
-        posted: &mut Option<Id>,
-        looks: bool,
-    ) -> Result<Option<Ended>, PostFailure> {
-        if request.is_atomic() {
-            self.prepare_words().map_err(|error| PostFailure::Failed(error.into()))?;
-        }
-        let mut table = self.ledger.lock();
-        if let Some(lease) = &self.lease {
-            lease.check(table.at(self.entry), request.operation())?;
-        }
-        self.post_under(table, request, held, has_queued, posted, looks)
-    }
-
-    /// Like [`post`](Self::post), but only if the queue pair has this epoch.
-    ///
-    /// # Errors
-    /// If the request was not posted. Its memory stays in `held`.
-    #[cfg(not(loom))]
-    pub(crate) fn post_in_epoch(
-        &self,
-        request: &RequestSpec,
-        epoch: u32,
-        held: &mut Held,
-        posted: &mut Option<Id>,
-    ) -> Result<Option<Ended>, PostFailure> {
-        let mut table = self.ledger.lock();
-        if table.at(self.entry).epoch != epoch {
-            return Err(PostFailure::NoSlot);
-        }
-        self.post_under(table, request, held, &mut false, posted, false)
-    }
-
-    /// Like [`post`](Self::post), but only if the queue pair has this epoch and its send queue is empty, because this
-    /// request must not wait for others. The operation must not count as a waiter. Checks once whether the request has
-    /// already ended.
-    ///
-    /// # Errors
-    /// If the request was not posted. Its memory stays in `held`.
-    pub(crate) fn post_alone(
-        &self,
-        request: &RequestSpec,
-        epoch: u32,
-        held: &mut Held,
-        posted: &mut Option<Id>,
-    ) -> Result<Option<Ended>, PostFailure> {
-        for is_last in [false, true] {
-            let mut table = self.ledger.lock();
-            let entry = table.at(self.entry);
-            if entry.epoch != epoch {
-                break;
-            }
-            if !entry.is_sending() {
-                return self.post_under(table, request, held, &mut false, posted, true);
-            }
-            drop(table);
-            if !is_last {
-                // After a poll, requests that have completed no longer count as outstanding.
-                let _ = self.ledger.progress();
-            }
-        }
-        Err(PostFailure::NoSlot)
-    }
-
-    #[inline(always)]
-    fn post_under(
-        &self,
-        mut table: MutexGuard<'_, Table>,
-        request: &RequestSpec,
-        held: &mut Held,
-        has_queued: &mut bool,
-        posted: &mut Option<Id>,
-        looks: bool,
-    ) -> Result<Option<Ended>, PostFailure> {
-        let (id, is_in_doubt) = table.at(self.entry).post(self.entry, request, held)?;
-        *posted = Some(id);
-        if mem::take(has_queued) {
-            table.note_waiting(self.entry, request.side(), false);
-        }
-        if is_in_doubt {
-            drop(table);
-            self.end_doubt();
-            return Ok(None);
-        }
-        // If the completion queue fails, the wait for the outcome returns the error.
-        let ended = if looks { table.poll_for(self.ledger.cq(), id, held).0 } else { None };
-        self.ledger.unlock(table);
-        Ok(ended)
-    }
-
     /// Counts an operation that starts to wait for a slot. Arms the completion queue, because the waiter must be woken
     /// on a failure even if no task awaits the requests in the slots.
     fn queue_up(&self, side: Side) {
@@ -346,56 +282,45 @@ impl Inner {
         self.ledger.note_armed(armed);
     }
 
-    /// Ends the connection if a request may or may not have been posted. If the queue pair cannot be destroyed now, its
-    /// operations end when it is destroyed.
-    #[cold]
-    fn end_doubt(&self) {
-        let closed = self.ledger.lock().at(self.entry).closed();
-        if let Some(reason) = closed
-            && let Err(error) =
-                self.ledger.close_if(self.entry, reason, ConnectionEntry::is_in_doubt)
-        {
-            tracing::error!(%error, "the queue pair of a request in doubt could not be destroyed");
-        }
-    }
-
-    /// Checks once whether the request has ended; if so, its memory is in `held`. Does not register a waker.
+    /// Checks once whether the request has ended; if so, its memory is in `memory`. Does not register a waker.
     ///
     /// # Errors
     /// If the completion queue fails and the outcome is unknown.
-    pub(crate) fn look_once(&self, id: Id, held: &mut Held) -> Result<Option<Ended>, PollError> {
+    pub(crate) fn look_once<M: Lease>(
+        &self,
+        id: Id,
+        memory: &mut Option<M>,
+    ) -> Result<Option<Ended>, PollError> {
         let mut table = self.ledger.lock();
-        let mut ended = table.take(id, held);
-        let mut polled = Ok(0);
-        if ended.is_none() {
-            (ended, polled) = table.poll_for(self.ledger.cq(), id, held);
-        }
+        let (ended, polled) = table.look(self.ledger.cq(), id, memory);
         self.ledger.unlock(table);
         if ended.is_none() { polled.map(|_| None) } else { Ok(ended) }
     }
 
-    /// Ready when the request has ended, with its memory in `held`. Otherwise, the task is woken when the request ends.
+    /// Ready when the request has ended, with its memory in `memory`. Otherwise, the task is woken when the request ends.
     #[inline(always)]
-    pub(crate) fn poll_end(&self, id: Id, held: &mut Held, cx: &mut Context<'_>) -> Poll<Ended> {
+    pub(crate) fn poll_end<M: Lease>(
+        &self,
+        id: Id,
+        memory: &mut Option<M>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Ended> {
         let mut table = self.ledger.lock();
-        let (mut ended, mut polled) = (table.take(id, held), Ok(0));
-        if ended.is_none() {
-            (ended, polled) = table.poll_for(self.ledger.cq(), id, held);
-        }
+        let (ended, polled) = table.look(self.ledger.cq(), id, memory);
         if let Some(ended) = ended {
             self.ledger.unlock(table);
             return Poll::Ready(ended);
         }
-        self.wait_for_end(table, polled, id, held, cx)
+        self.wait_for_end(table, polled, id, memory, cx)
     }
 
     /// Registers the waker of a request that a first poll has not ended.
-    fn wait_for_end<'t>(
+    fn wait_for_end<'t, M: Lease>(
         &'t self,
         mut table: MutexGuard<'t, Table>,
         mut polled: Result<usize, PollError>,
         id: Id,
-        held: &mut Held,
+        memory: &mut Option<M>,
         cx: &mut Context<'_>,
     ) -> Poll<Ended> {
         // Cloned without the lock, because cloning a waker runs foreign code.
@@ -419,7 +344,7 @@ impl Inner {
                 Ok(is_newly) => is_newly,
                 Err(error) => {
                     self.ledger.fail_to_arm(&error);
-                    return self.look_after_failure(id, held, cx);
+                    return self.look_after_failure(id, memory, cx);
                 }
             };
             has_armed |= is_newly;
@@ -437,21 +362,26 @@ impl Inner {
                 (None, Ok(_)) => waker = Some(cx.waker().clone()),
                 (None, Err(_)) => {
                     self.ledger.fail();
-                    return self.look_after_failure(id, held, cx);
+                    return self.look_after_failure(id, memory, cx);
                 }
             }
             table = self.ledger.lock();
-            (ended, polled) = table.poll_for(self.ledger.cq(), id, held);
+            (ended, polled) = table.look(self.ledger.cq(), id, memory);
         }
     }
 
     /// Handles a failure of the completion queue. Usually the request has ended by now. If another thread is still
     /// destroying the queue pair, or the provider refuses to, the thread that ends the request wakes this task.
     #[cold]
-    fn look_after_failure(&self, id: Id, held: &mut Held, cx: &mut Context<'_>) -> Poll<Ended> {
+    fn look_after_failure<M: Lease>(
+        &self,
+        id: Id,
+        memory: &mut Option<M>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Ended> {
         let waker = cx.waker().clone();
         let mut table = self.ledger.lock();
-        let ended = table.take(id, held);
+        let ended = table.take(id, memory);
         let before = match ended {
             Some(_) => Some(waker),
             None => table.await_end(id, waker, false),
@@ -502,11 +432,11 @@ impl Inner {
 
     /// Stops waiting for an operation that has not ended.
     #[cold]
-    fn give_up(&self, id: Option<Id>, request: &RequestSpec, has_queued: bool) {
+    fn give_up(&self, id: Option<Id>, side: Side, has_queued: bool) {
         if let Some(id) = id {
             self.detach(id);
         } else if has_queued && self.pd.context().check_process().is_ok() {
-            self.ledger.lock().note_waiting(self.entry, request.side(), false);
+            self.ledger.lock().note_waiting(self.entry, side, false);
         }
     }
 }
@@ -515,16 +445,16 @@ impl Link<'_> {
     /// Handles a request whose time is up. The request has timed out unless it has completed by now.
     #[cold]
     pub(crate) fn expire<K: Kind>(
-        &self,
+        self,
         id: Id,
         timeout: Duration,
     ) -> Result<K::Output, Failed<K::Memory>> {
         // Completions may have arrived since the last check. A failure of the completion queue ends the request.
         let _ = self.ledger.progress();
-        let (mut table, mut held) = (self.ledger.lock(), Held::Nothing);
-        if let Some(ended) = table.take(id, &mut held) {
+        let (mut table, mut memory) = (self.ledger.lock(), None);
+        if let Some(ended) = table.take(id, &mut memory) {
             self.ledger.unlock(table);
-            return ended.outcome::<K>(held, self);
+            return ended.outcome::<K>(&mut memory, &mut Some(self));
         }
         // Under the same lock as `take`: a completion is either taken there, or arrives after the wait has ended.
         let peer = table.at(self.entry).peer;
@@ -535,7 +465,7 @@ impl Link<'_> {
     }
 }
 
-impl fmt::Debug for Work<'_> {
+impl<K: Kind> fmt::Debug for Work<'_, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.id {
             Some(id) => id.fmt(f),

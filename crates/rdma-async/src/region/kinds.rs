@@ -3,6 +3,7 @@
 
 use std::marker::PhantomData;
 
+use rdma_connect::Operation;
 use rdma_mem::{BindableRegion, OwnedRegion};
 use rdma_qp::WorkSuccess;
 
@@ -29,6 +30,7 @@ where
     type Memory = Window<R>;
     type Output = Window<R>;
 
+    const OPERATION: Operation = Operation::Bind;
     const HAS_LIMIT: bool = false;
 
     fn finish(window: Window<R>, _: &WorkSuccess, _: u64) -> Window<R> {
@@ -42,6 +44,8 @@ where
 {
     type Memory = Window<R>;
     type Output = Window<R>;
+
+    const OPERATION: Operation = Operation::Invalidation;
 
     fn finish(mut window: Window<R>, _: &WorkSuccess, _: u64) -> Window<R> {
         // SAFETY: SAFETY.md F28: the caller (`reserve_for` or `Requests`) took the key from this window. It posted the

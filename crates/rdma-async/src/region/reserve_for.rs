@@ -10,7 +10,6 @@ use super::kinds::{Bind, Invalidate};
 use super::memory::Region;
 use super::probe;
 use super::reserve::{ReserveError, Reserved, at_once, not_opened, run_until_end};
-use crate::buffer::held::sealed::Lease;
 use crate::buffer::window::Window;
 use crate::connection::Connection;
 use crate::ledger::closed;
@@ -18,6 +17,7 @@ use crate::ledger::post::RequestSpec;
 use crate::link::{Inner, Link};
 use crate::operation::Op;
 use crate::operation::failed::Failed;
+use crate::operation::kinds::{Kind, take};
 use crate::operation::posted::Posted;
 
 /// The rights that a window can give.
@@ -208,13 +208,12 @@ async fn ended(link: &Inner, epoch: u32) {
 /// is outstanding.
 async fn invalidate(link: &Inner, epoch: u32, window: Window) -> Result<Window, Window> {
     let Some((key, _)) = window.remote() else { return Ok(window) };
-    let (link, mut held, mut id) = (Link::Borrowed(link), window.into_held(), None);
+    let (link, mut window) = (Link::Borrowed(link), Some(window));
     let request = RequestSpec::Invalidate(key);
-    let outcome = match (link.post_alone(&request, epoch, &mut held, &mut id), id) {
-        (Ok(Some(over)), _) => over.outcome::<Invalidate>(held, &link),
-        (Ok(None), Some(id)) => Posted::<Invalidate>::new(link, id).await,
-        (Ok(None), None) => unreachable!("it was posted"),
-        (Err(refusal), _) => Err(Failed::new::<Invalidate>(held, refusal.into())),
+    let outcome = match link.post_alone::<Invalidate>(&request, epoch, &mut window) {
+        Ok(Ok((success, word))) => Ok(Invalidate::finish(take(&mut window), &success, word)),
+        Ok(Err(id)) => Posted::<Invalidate>::new(link, id).await,
+        Err(refusal) => Err(Failed::new(take(&mut window), refusal.into())),
     };
     outcome.map_err(|failed| match failed.memory {
         Some(window) => window,
