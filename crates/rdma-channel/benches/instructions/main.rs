@@ -104,7 +104,7 @@ const ROWS: [Row; 18] = [
         channel: loops::unsignaled_asked,
         calls: Calls::unsignaled,
         sum: ids,
-        most: 2.8,
+        most: 2.65,
     },
     Row {
         name: "a rented write",
@@ -126,9 +126,9 @@ const ROWS: [Row; 18] = [
         name: "a blocking batch of 16",
         c: CLoop::BATCHES,
         channel: loops::blocking_batches,
-        calls: |n| Calls::writes(n, n / DEPTH as u64, n),
+        calls: |n| Calls::writes(n, n / DEPTH as u64, n / DEPTH as u64),
         sum: ids,
-        most: 1.7,
+        most: 1.5,
     },
     Row {
         name: "a batch of 16, ended",

@@ -21,10 +21,13 @@ impl Ledger {
             let (ledger, mut deadline) = (call.ledger(), BatchDeadline::new(None));
             let mut slots = [ledger.dead_slot(); N];
             match call.post_batch(ledger.only(), &mut requests, &mut slots, &mut deadline) {
-                Ok(()) => Ok(wait_all(ledger, &slots, &mut deadline, |success| {
-                    successes[place] = success;
-                    place += 1;
-                })),
+                Ok(()) => {
+                    place = ledger.take_batch(&slots, &mut successes);
+                    Ok(wait_all(ledger, &slots[place..], &mut deadline, |success| {
+                        successes[place] = success;
+                        place += 1;
+                    }))
+                }
                 Err(BatchNotPosted { error, posted: 0 }) => Err(error),
                 Err(refused) => Ok(Err(ledger.disown_posted(refused, &slots))),
             }

@@ -5,7 +5,7 @@ use std::mem;
 use std::time::Duration;
 
 use rdma_connect::{CloseReason, TransportError};
-use rdma_qp::{PollError, PollSlot, WorkError, WorkErrorCode};
+use rdma_qp::{PollError, PollSlot, WorkError, WorkErrorCode, WorkSuccess};
 
 use super::Ledger;
 use super::queues::RequestSlot;
@@ -51,6 +51,32 @@ impl Ledger {
         self.unclaimed.set(self.unclaimed.get() + unclaimed);
         self.checked();
         self.unmatched.get() - unmatched < polled as u64
+    }
+
+    /// Polls once. Releases the slots of a batch, in order, as long as each has the next completion and has succeeded.
+    /// Stores the results in `successes`, and returns their number. Delivers all other completions.
+    #[inline(always)]
+    pub(crate) fn take_batch(
+        &self,
+        slots: &[&RequestSlot],
+        successes: &mut [WorkSuccess],
+    ) -> usize {
+        // If this poll fails, the next one reports the error.
+        let polled = self.cq.poll_into(&*self.polled).unwrap_or(0);
+        let (polled, mut taken) = (&self.polled[..polled.min(self.polled.len())], 0);
+        for ((entry, slot), success) in polled.iter().zip(slots).zip(successes) {
+            let completion = entry.get().last();
+            if completion.wr_id() != slot.id() || !slot.state().is(SlotState::IN_FLIGHT) {
+                break;
+            }
+            let Ok(result) = completion.result() else { break };
+            *success = result;
+            slot.free();
+            taken += 1;
+        }
+        self.unreleased.set(self.unreleased.get() - taken as u64);
+        polled[taken..].iter().for_each(|entry| self.deliver(entry));
+        taken
     }
 
     /// Delivers a completion to its slot.

@@ -223,9 +223,18 @@ impl PostedRequest<'_> {
         so_far: Unsettled,
         timeout: Option<Duration>,
     ) -> Result<WorkSuccess, TransportError> {
-        if let Some(success) = self.success() {
-            return Ok(success);
+        match self.success() {
+            Some(success) => Ok(success),
+            None => self.succeed_later(so_far, timeout),
         }
+    }
+
+    #[inline(never)]
+    fn succeed_later(
+        self,
+        so_far: Unsettled,
+        timeout: Option<Duration>,
+    ) -> Result<WorkSuccess, TransportError> {
         if self.slot.state().is_unsignaled() {
             // An unsignaled request completes together with a later request, which may already have completed.
             self.ledger.take_completions()?;
