@@ -153,6 +153,36 @@ impl Network {
         self.subnet.step()
     }
 
+    /// Returns the time of the next event on the clock of [`now`](Self::now), or `None` if nothing will happen until
+    /// the program acts. An event that is overdue happens now. The event may also be a deadline that was cancelled, and
+    /// then does nothing.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_soft::{Builder, LinkModel, Network};
+    ///
+    /// let network = Network::simulated(1);
+    /// assert_eq!(network.next_event(), None);
+    /// let [a, b] = ["ahead", "behind"].map(|name| Builder::new(name).network(&network).install().unwrap());
+    /// network.set_link_after(Duration::from_secs(1), &a, &b, LinkModel::cut())?;
+    /// assert_eq!(network.next_event(), Some(Duration::from_secs(1)));
+    /// # Ok::<(), rdma_soft::OtherNetwork>(())
+    /// ```
+    #[must_use]
+    pub fn next_event(&self) -> Option<Duration> {
+        let next = self.subnet.next_event()?;
+        Some(next.since(Time::BEGINNING).max(self.now()))
+    }
+
+    /// Sets whether a request for a completion event (`ibv_req_notify_cq`) makes the next scheduled event happen.
+    /// Default: true.
+    ///
+    /// A program that requests an event usually sleeps next. In a program with an event loop, other tasks may still have
+    /// work. Such a program sets this to false, and calls [`step`](Self::step) when all tasks wait.
+    pub fn set_steps_on_arming(&self, steps: bool) {
+        self.subnet.set_steps_on_arming(steps);
+    }
+
     /// Advances the time by `time`, and executes the events that become due.
     ///
     /// ```

@@ -3,7 +3,7 @@
 //! An event is the expiry of a timer, or something that happens between devices. Nothing happens on its own: time
 //! advances when a program makes an empty poll or asks for it. The calling thread then handles the events that are due.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -33,11 +33,14 @@ pub(crate) struct Simulation {
     /// The number of the thread that makes events happen.
     stepper: AtomicU64,
     events: Arc<dyn Events>,
+    /// Whether a request for a completion event makes the next event happen.
+    steps_on_arming: AtomicBool,
 }
 
 impl Simulation {
     pub(super) fn new(events: Arc<dyn Events>) -> Self {
-        Self { stepping: Mutex::new(()), stepper: AtomicU64::new(0), events }
+        let steps_on_arming = AtomicBool::new(true);
+        Self { stepping: Mutex::new(()), stepper: AtomicU64::new(0), events, steps_on_arming }
     }
 }
 
@@ -67,6 +70,29 @@ impl Fabric {
     /// Handles the next event. Returns true if there was one. Does nothing if it is called from within an event.
     pub(crate) fn step(&self) -> bool {
         self.with_steps(|simulation| self.run_next_event(simulation, Time::END)).unwrap_or(false)
+    }
+
+    /// Sets whether a request for a completion event makes the next event happen.
+    pub(crate) fn set_steps_on_arming(&self, steps: bool) {
+        if let Some(simulation) = &self.simulation {
+            simulation.steps_on_arming.store(steps, Ordering::Relaxed);
+        }
+    }
+
+    /// Handles the next event because a program has requested a completion event. Returns true if there was one.
+    pub(crate) fn step_on_arming(&self) -> bool {
+        let simulation = self.simulation.as_ref();
+        simulation.is_some_and(|it| it.steps_on_arming.load(Ordering::Relaxed)) && self.step()
+    }
+
+    /// Returns the time of the next event, after doing the work that the program has left.
+    pub(crate) fn next_event(&self) -> Option<Time> {
+        let next = self.with_steps(|simulation| self.next_time(simulation)).flatten();
+        next.filter(|next| *next < Time::END)
+    }
+
+    fn next_time(&self, simulation: &Simulation) -> Option<Time> {
+        simulation.events.next().into_iter().chain(self.timers.next()).min()
     }
 
     /// Advances the time to `end`. Events that are due by then happen.
@@ -102,11 +128,9 @@ impl Fabric {
     /// Makes the next event happen if it is due by `end`, with all its immediate consequences. Nothing happens at the
     /// end of time, where a timer that sets itself again would be due forever.
     fn run_next_event(&self, simulation: &Simulation, end: Time) -> bool {
-        let (event, timer) = (simulation.events.next(), self.timers.next());
         let is_due = |next: &Time| *next <= end && *next < Time::END;
-        let Some(next) = event.into_iter().chain(timer).min().filter(is_due) else {
-            return false;
-        };
+        let Some(next) = self.next_time(simulation).filter(is_due) else { return false };
+        let event = simulation.events.next();
         self.clock.advance_to(next);
         // Packets and changes of links are handled first, because only finitely many happen at the same time. Timers
         // could be set for the same time again and again, and delay packets forever.

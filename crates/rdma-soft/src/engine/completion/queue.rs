@@ -268,7 +268,7 @@ impl CompletionQueue {
     /// while it does. If there was an event, wakes the program.
     #[cold]
     fn step_simulation(&self) {
-        if self.fabric.step()
+        if self.fabric.step_on_arming()
             && let Some(notifier) = &self.notifier
         {
             notifier.channel.wake();

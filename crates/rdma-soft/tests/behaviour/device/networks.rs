@@ -303,6 +303,28 @@ fn a_wait_for_an_event_advances_time_to_it() {
     assert!(network.now() >= Duration::from_secs(1));
 }
 
+/// A program with an event loop arms completion queues while other tasks have work.
+#[test]
+fn arming_advances_no_time_if_the_program_advances_it() {
+    let network = Network::simulated(6);
+    let names = ["net-loop-a", "net-loop-b"];
+    let _devices = names.map(|name| install(&network, name, Link::Ethernet));
+    let [a, b] = pair(names, &PATIENT);
+    network.set_steps_on_arming(false);
+    assert_eq!(network.next_event(), None);
+    b.qp.post_receive(3, &[]);
+    a.qp.post(&Wr::send(1, &[]));
+    let arrival = network.next_event().unwrap();
+    a.send_cq.request_event(false);
+    assert_eq!((network.now(), network.next_event()), (Duration::ZERO, Some(arrival)));
+    assert!(arrival > Duration::ZERO && network.step());
+    assert_eq!(network.now(), arrival);
+    network.set_steps_on_arming(true);
+    a.send_cq.request_event(false);
+    assert!(network.now() > arrival);
+    b.receive_cq.expect_success(3);
+}
+
 /// A program that arms a completion queue triggers the next event, and checks for events before it sleeps.
 #[test]
 fn a_sleep_on_the_file_is_woken_while_events_are_due() {
