@@ -45,15 +45,17 @@ async fn serve(shared: &Shared, file: &AsyncFd<OwnedFd>, events: &Events) -> io:
         // Events are received only after the readiness of `file` has been cleared. After arming a queue, `sweep` polls
         // it again. So no event or completion is missed.
         shared.sweep(false).map_err(io::Error::other)?;
+        // The end and the events of the device are rare, so they starve no completion.
         tokio::select! {
-            ready = file.readable() => ready?.clear_ready(),
+            biased;
+            () = shared.ends.notified() => return Ok(()),
             ready = events.wait() => {
                 ready?;
                 while let Some(event) = events.try_next()? {
                     shared.note(&event);
                 }
             }
-            () = shared.ends.notified() => return Ok(()),
+            ready = file.readable() => ready?.clear_ready(),
         }
     }
 }
