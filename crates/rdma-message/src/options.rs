@@ -46,7 +46,8 @@ pub struct Options {
     pub sends: u32,
     /// The length of a send slot in bytes.
     pub send_bytes: u32,
-    /// The maximum number of pending operations.
+    /// The number of pending operations at which no further message or call begins. Replies count, but
+    /// are not limited by this: there is one for each request, and `calls` limits the requests.
     pub operations: u32,
     /// The length of the longest message that this end accepts.
     pub max_message: u32,

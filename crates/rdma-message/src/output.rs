@@ -13,8 +13,8 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// Returns the index, below [`Options::operations`](crate::Options::operations), for a table of
-    /// the driver.
+    /// Returns the index, for a table of the driver. All indices are below the largest number of
+    /// operations that were pending at a time.
     #[must_use]
     pub const fn index(self) -> u32 {
         self.index

@@ -89,8 +89,8 @@ impl Options {
         self
     }
 
-    /// Sets the number of messages, calls and replies of this end that may be pending. Further ones wait. Default:
-    /// 1,024.
+    /// Sets the number of messages, calls and replies of this end that may be pending. Further messages and calls wait;
+    /// replies do not. Default: 1,024.
     pub const fn operations(mut self, operations: u32) -> Self {
         self.limits.operations = operations;
         self

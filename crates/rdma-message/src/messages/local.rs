@@ -14,7 +14,7 @@ impl Messages {
     ///
     /// Fails if the connection is not open, or if a limit does not allow the message.
     pub fn send(&mut self, length: usize) -> Result<Operation, SendError> {
-        let length = self.check(length)?;
+        let length = self.check_new(length)?;
         self.start(Outgoing::new(Role::Message, length))
     }
 
@@ -25,7 +25,7 @@ impl Messages {
     /// Fails if the connection is not open, if the peer has finished, or if a limit does not allow
     /// the request.
     pub fn call(&mut self, length: usize) -> Result<Operation, SendError> {
-        let length = self.check(length)?;
+        let length = self.check_new(length)?;
         if self.link.peer_finished {
             return Err(SendError::PeerFinished);
         }
@@ -41,7 +41,8 @@ impl Messages {
         Ok(operation)
     }
 
-    /// Sends the reply to a request.
+    /// Sends the reply to a request. [`Options::operations`](crate::Options::operations) does not limit
+    /// replies.
     ///
     /// # Errors
     ///
@@ -67,14 +68,21 @@ impl Messages {
         }
     }
 
-    /// Checks a message against the limits. Returns its length.
+    /// Checks a message that is no reply. A reply does not count its operation: if the calls of both
+    /// ends used up all operations, they would wait for each other's replies.
+    fn check_new(&self, length: usize) -> Result<u32, SendError> {
+        let length = self.check(length)?;
+        if self.operations.live() >= self.link.options.operations {
+            return Err(SendError::Full);
+        }
+        Ok(length)
+    }
+
+    /// Checks a message against the limits of its length and of the connection. Returns its length.
     fn check(&self, length: usize) -> Result<u32, SendError> {
         let limit = self.link.opened()?.max_message;
         if self.link.finish != Finish::None {
             return Err(SendError::Finished);
-        }
-        if self.operations.live() >= self.link.options.operations {
-            return Err(SendError::Full);
         }
         let fits = u32::try_from(length).ok().filter(|&length| length <= limit);
         fits.ok_or(SendError::TooLong { length, limit })

@@ -227,6 +227,27 @@ fn refusals_use_no_operation() {
     }
 }
 
+/// Otherwise both ends would wait for each other's replies.
+#[test]
+fn replies_begin_while_calls_use_all_operations() {
+    let mut options = small();
+    options.operations = 2;
+    let mut pair = Pair::<Messages>::open(options);
+    let calls = [0, 1, 0, 1].map(|at| (at, pair.ends[at].call(bytes(1, 20)).unwrap()));
+    pair.run();
+    for at in 0..2 {
+        assert_eq!(pair.ends[at].machine.send(8), Err(SendError::Full));
+        for _ in 0..2 {
+            let (id, request) = pair.ends[at].take_request();
+            pair.ends[at].reply(id, request).unwrap();
+        }
+    }
+    pair.run();
+    for (at, call) in calls {
+        assert_eq!(pair.ends[at].completed.get(&call), Some(&Ok(())));
+    }
+}
+
 #[test]
 fn a_refusal_does_not_come_between_the_parts_of_a_message() {
     let mut pair = Pair::<Messages>::open(small());
