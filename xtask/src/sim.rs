@@ -23,9 +23,20 @@ pub(crate) struct Args {
     /// Run only the workload with this seed
     #[arg(long)]
     workload: Option<String>,
+    /// Run workloads of messages and streams instead, until this number of messages and a thousand times
+    /// as many bytes have arrived
+    #[arg(long)]
+    messages: Option<u64>,
+    /// Run only the workload of messages and streams with this seed
+    #[arg(long)]
+    conversation: Option<String>,
     /// Plant the faults in crates/sim/faults one after another, or only the one with this name;
     /// each must be found
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["packets", "hours", "workload"])]
+    #[arg(
+        long,
+        value_name = "NAME",
+        conflicts_with_all = ["packets", "hours", "workload", "messages", "conversation"]
+    )]
     planted: Option<Option<String>>,
 }
 
@@ -47,6 +58,8 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     option("packets", args.packets.map(|packets| packets.to_string()));
     option("hours", args.hours.map(|hours| hours.to_string()));
     option("workload", args.workload.clone());
+    option("messages", args.messages.map(|messages| messages.to_string()));
+    option("conversation", args.conversation.clone());
     let mut cargo = cargo(&tree::root());
     let status =
         cargo.args(["run", "--quiet", "--release", "-p", "sim", "--"]).args(words).status();
@@ -71,6 +84,15 @@ pub(crate) struct Fault<'a> {
     name: &'a str,
     pub(crate) path: &'a str,
     text: &'a str,
+}
+
+impl Fault<'_> {
+    /// Returns the option of the simulator that runs workloads which may find the fault.
+    fn option(&self) -> &'static str {
+        let layers = ["crates/rdma-message/", "crates/rdma-async/"];
+        let is_in_them = layers.iter().any(|layer| self.text.contains(&format!("+++ b/{layer}")));
+        if is_in_them { "--messages" } else { "--packets" }
+    }
 }
 
 /// Returns the faults that the tree contains.
@@ -119,7 +141,7 @@ fn planted(name: Option<&str>, seed: &str) -> Result<bool> {
     for fault in &faults {
         copy.restore(&tree)?;
         println!("{}: {}", fault.name, fault.text.lines().next().unwrap_or_default());
-        let found = copy.plant(fault).and_then(|()| copy.search(seed));
+        let found = copy.plant(fault).and_then(|()| copy.search(fault.option(), seed));
         match &found {
             Ok(found) => println!("{}\n", found.lines.join("\n")),
             Err(why) => println!("not found: {why:#}\n"),
@@ -165,7 +187,7 @@ impl Copy {
     }
 
     /// Builds the simulator and lets it search for the fault.
-    fn search(&self, seed: &str) -> Result<Found> {
+    fn search(&self, option: &str, seed: &str) -> Result<Found> {
         let start = Instant::now();
         let mut build = cargo(&self.folder);
         build.args(["build", "--quiet", "--release", "-p", "sim", "--target-dir"]);
@@ -177,7 +199,7 @@ impl Copy {
         let limit = LIMIT.as_secs().to_string();
         let mut search = Command::new("timeout");
         search.args(["--kill-after=10", &limit]).arg(program);
-        search.args(["--seed", seed, "--packets", "1000000000"]).stderr(Stdio::null());
+        search.args(["--seed", seed, option, "1000000000"]).stderr(Stdio::null());
         let output = search.output().context("starting the simulator")?;
         let text = String::from_utf8_lossy(&output.stdout);
         let lines: Vec<_> = text.lines().map(str::to_owned).collect();

@@ -1,13 +1,24 @@
-//! Runs one workload after another until enough packets have been sent or a check fails.
+//! Runs one workload after another until enough was sent or a check fails.
 
-use std::fmt;
+use std::fmt::{self, Display};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic;
 use std::time::Duration;
 
-use crate::generate;
-use crate::run::{Done, run};
-use crate::shrink::shrink;
+use crate::message::script::Script as MessageScript;
+use crate::run::Outcome;
+use crate::script::Script;
+use crate::{generate, message, run, shrink};
+
+/// The figures of a successful run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Done {
+    pub(crate) packets: u64,
+    pub(crate) time: Duration,
+    pub(crate) trace: u64,
+    pub(crate) messages: u64,
+    pub(crate) bytes: u64,
+}
 
 /// The totals over all workloads that ran.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,14 +30,56 @@ pub struct Total {
     pub packets: u64,
     /// The virtual time that passed.
     pub time: Duration,
-    /// A hash of all packets and completions. The same seed always gives the same hash.
+    /// A hash of everything that happened. The same seed always gives the same hash.
     pub trace: u64,
+    /// The number of messages, requests and replies that were received.
+    pub messages: u64,
+    /// The number of their bytes, and of the bytes of streams.
+    pub bytes: u64,
+}
+
+impl Total {
+    fn add(&mut self, done: Done) {
+        let Done { packets, time, trace, messages, bytes } = done;
+        let mut hasher = DefaultHasher::new();
+        (self.trace, trace).hash(&mut hasher);
+        *self = Self {
+            workloads: self.workloads + 1,
+            packets: self.packets + packets,
+            time: self.time + time,
+            trace: hasher.finish(),
+            messages: self.messages + messages,
+            bytes: self.bytes + bytes,
+        };
+    }
+}
+
+/// A kind of workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kind {
+    /// Requests of queue pairs.
+    Verbs,
+    /// Messages and streams of `rdma-async`.
+    Messages,
+}
+
+impl Kind {
+    /// Returns the option of `cargo xtask sim` that selects a workload of this kind by its seed.
+    pub(crate) const fn option(self) -> &'static str {
+        match self {
+            Self::Verbs => "--workload",
+            Self::Messages => "--conversation",
+        }
+    }
 }
 
 /// A workload that failed a check.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Finding {
+    /// The kind of the workload.
+    pub kind: Kind,
     /// The seed of the workload.
     pub seed: u64,
     /// The error that the workload caused.
@@ -43,13 +96,62 @@ pub struct Finding {
     pub before: Total,
 }
 
-impl fmt::Display for Finding {
+impl Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "workload {:#x}: {}", self.seed, self.first)?;
         writeln!(f, "of its {} operations {} are enough:", self.operations, self.left)?;
         writeln!(f, "{}", self.script)?;
         writeln!(f, "{}", self.why)?;
-        write!(f, "to repeat: cargo xtask sim --workload {:#x}", self.seed)
+        write!(f, "to repeat: cargo xtask sim {} {:#x}", self.kind.option(), self.seed)
+    }
+}
+
+/// A script of one kind.
+trait Workload: Display + Sized {
+    const KIND: Kind;
+    fn of_seed(seed: u64) -> Self;
+    fn run(&self) -> Outcome<Done>;
+    fn operations(&self) -> usize;
+    fn shrink(self, why: String) -> (Self, String);
+}
+
+impl Workload for Script {
+    const KIND: Kind = Kind::Verbs;
+
+    fn of_seed(seed: u64) -> Self {
+        generate::script(seed)
+    }
+
+    fn run(&self) -> Outcome<Done> {
+        run::run(self)
+    }
+
+    fn operations(&self) -> usize {
+        self.operations.len()
+    }
+
+    fn shrink(self, why: String) -> (Self, String) {
+        shrink::shrink(self, why)
+    }
+}
+
+impl Workload for MessageScript {
+    const KIND: Kind = Kind::Messages;
+
+    fn of_seed(seed: u64) -> Self {
+        message::generate::script(seed)
+    }
+
+    fn run(&self) -> Outcome<Done> {
+        message::run::run(self)
+    }
+
+    fn operations(&self) -> usize {
+        self.operations.len()
+    }
+
+    fn shrink(self, why: String) -> (Self, String) {
+        shrink::shrink_messages(self, why)
     }
 }
 
@@ -60,20 +162,19 @@ fn derive(seed: u64, n: u64) -> u64 {
     hasher.finish()
 }
 
-/// Runs workloads derived from this seed until `packets` packets have been sent.
+/// Runs workloads derived from this seed as long as `goes_on` returns true.
 ///
 /// # Errors
 ///
 /// Returns the first workload that fails, together with a smaller script that fails too.
-pub fn campaign(seed: u64, packets: u64) -> Result<Total, Box<Finding>> {
-    let (mut total, mut trace) = (Total::default(), DefaultHasher::new());
-    while total.packets < packets {
-        let done = one(derive(seed, total.workloads), total)?;
-        total.workloads += 1;
-        total.packets += done.packets;
-        total.time += done.time;
-        done.trace.hash(&mut trace);
-        total.trace = trace.finish();
+pub fn campaign(
+    kind: Kind,
+    seed: u64,
+    goes_on: impl Fn(&Total) -> bool,
+) -> Result<Total, Box<Finding>> {
+    let mut total = Total::default();
+    while goes_on(&total) {
+        total = one(kind, derive(seed, total.workloads), total)?;
     }
     Ok(total)
 }
@@ -83,25 +184,43 @@ pub fn campaign(seed: u64, packets: u64) -> Result<Total, Box<Finding>> {
 /// # Errors
 ///
 /// If the workload fails, returns it together with a smaller script that fails too.
-pub fn workload(seed: u64) -> Result<Total, Box<Finding>> {
-    let Done { packets, time, trace } = one(seed, Total::default())?;
-    Ok(Total { workloads: 1, packets, time, trace })
+pub fn workload(kind: Kind, seed: u64) -> Result<Total, Box<Finding>> {
+    one(kind, seed, Total::default())
 }
 
-fn one(seed: u64, before: Total) -> Result<Done, Box<Finding>> {
-    let script = generate::script(seed);
-    let first = match run(&script) {
-        Ok(done) => return Ok(done),
+fn one(kind: Kind, seed: u64, before: Total) -> Result<Total, Box<Finding>> {
+    match kind {
+        Kind::Verbs => run_script::<Script>(seed, before),
+        Kind::Messages => run_script::<MessageScript>(seed, before),
+    }
+}
+
+/// Runs a workload. Returns the totals with it.
+fn run_script<W: Workload>(seed: u64, before: Total) -> Result<Total, Box<Finding>> {
+    let script = W::of_seed(seed);
+    let first = match script.run() {
+        Ok(done) => {
+            let mut total = before;
+            total.add(done);
+            return Ok(total);
+        }
         Err(why) => why,
     };
-    let operations = script.operations.len();
+    let operations = script.operations();
     // Print this first, because shrinking may take a long time.
     eprintln!("workload {seed:#x}: {first}");
     // Do not report a panic again when it repeats during shrinking.
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));
-    let (script, why) = shrink(script, first.clone());
+    let (script, why) = script.shrink(first.clone());
     panic::set_hook(hook);
-    let (left, script) = (script.operations.len(), script.to_string());
-    Err(Box::new(Finding { seed, first, operations, left, script, why, before }))
+    let (kind, left, script) = (W::KIND, script.operations(), script.to_string());
+    Err(Box::new(Finding { kind, seed, first, operations, left, script, why, before }))
+}
+
+/// Runs a script. Returns its totals.
+pub(crate) fn total_of(script: &Script) -> Outcome<Total> {
+    let mut total = Total::default();
+    total.add(script.run()?);
+    Ok(total)
 }

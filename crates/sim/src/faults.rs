@@ -14,6 +14,16 @@ use crate::windows::{Use, Verdict, Windows};
 /// must never give up.
 const FEW: u32 = 200;
 
+/// Returns true if a queue pair may get no answer in this time, after this number of retries. `ways` are
+/// the links in both directions. The code `u8::MAX` is no timeout.
+pub(crate) fn may_give_up(ways: [Weather; 2], timeout: u8, retries: u8) -> bool {
+    let faults = ways.iter().map(Weather::faults).max().unwrap_or(0);
+    let trip: Duration = ways.iter().map(Weather::longest).sum();
+    let soon = timeout != u8::MAX && Duration::from_nanos(4096 << timeout) < trip;
+    let patient = retries == 7 && faults <= FEW || faults == 0;
+    !patient || soon
+}
+
 impl World<'_> {
     /// Records which queue pairs may fail to get an answer, given the current state of the links.
     pub(crate) fn excuse_by_weather(&mut self) {
@@ -21,13 +31,9 @@ impl World<'_> {
             let Some(c) = self.script.settings.connections.get(end / 2) else { continue };
             let [a, b] = c.devices;
             let ways = [self.links[a][b], self.links[b][a]];
-            let faults = ways.iter().map(Weather::faults).max().unwrap_or(0);
-            let trip: Duration = ways.iter().map(Weather::longest).sum();
-            let timeout = Duration::from_nanos(4096 << c.timeout);
-            let soon = timeout < trip && !c.waits_for_ever();
-            let patient = c.retries == 7 && faults <= FEW || faults == 0;
+            let timeout = if c.waits_for_ever() { u8::MAX } else { c.timeout };
             let up = self.ports[a] && self.ports[b];
-            self.ends[end].excuses.silence |= !patient || !up || soon;
+            self.ends[end].excuses.silence |= !up || may_give_up(ways, timeout, c.retries);
         }
     }
 

@@ -3,9 +3,8 @@
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use crate::campaign::Total;
+use crate::campaign::{Total, total_of};
 use crate::generate;
-use crate::run::{Done, run};
 
 /// A script decoded from the fuzzer's bytes, and the error that running it revealed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,10 +37,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 pub fn bytes(bytes: &[u8]) -> Result<Total, Wrong> {
     let script = generate::script_of(bytes);
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    match run(&script) {
-        Ok(Done { packets, time, trace }) => Ok(Total { workloads: 1, packets, time, trace }),
-        Err(why) => Err(Wrong { script: script.to_string(), why }),
-    }
+    total_of(&script).map_err(|why| Wrong { script: script.to_string(), why })
 }
 
 /// Returns the script decoded from the bytes, one operation per line.

@@ -10,13 +10,23 @@ use crate::script::{
 
 /// The severity of a script's faults.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Season {
+pub(crate) enum Season {
     /// No faults.
     Clear,
     /// Only few packets are lost, so no request fails.
     Rain,
     /// Any fault may happen.
     Storm,
+}
+
+impl Season {
+    pub(crate) fn choose(rng: &mut Choices<'_>) -> Self {
+        match rng.u32(..10) {
+            0..3 => Self::Clear,
+            3..6 => Self::Rain,
+            _ => Self::Storm,
+        }
+    }
 }
 
 /// Returns the script for a seed. The same seed always gives the same script.
@@ -40,11 +50,7 @@ const SHORT: usize = 8_192;
 const PACKETS: u64 = 2_000;
 
 fn make(seed: u64, mut rng: Choices<'_>, most: usize, packets: Option<u64>) -> Script {
-    let season = match rng.u32(..10) {
-        0..3 => Season::Clear,
-        3..6 => Season::Rain,
-        _ => Season::Storm,
-    };
+    let season = Season::choose(&mut rng);
     let devices = rng.usize(2..=4);
     let longest = match rng.u32(..20) {
         0 => rng.usize(65_536..150_000),
@@ -102,7 +108,7 @@ fn connection(rng: &mut Choices<'_>, devices: usize, season: Season) -> Connecti
     }
 }
 
-fn weather(rng: &mut Choices<'_>, season: Season) -> Weather {
+pub(crate) fn weather(rng: &mut Choices<'_>, season: Season) -> Weather {
     let latency_ns = if rng.bool() { rng.u64(1..3_000) } else { rng.u64(3_000..20_000) };
     let jitter_ns = if rng.bool() { 0 } else { rng.u64(..10_000) };
     let gigabit = [0, 10, 25, 100, 400][rng.usize(..5)];

@@ -20,6 +20,7 @@
 //! - `shrink`: makes a failing script smaller.
 //! - `campaign`: runs one workload after another.
 //! - `fuzz`: runs a workload that is decoded from arbitrary bytes.
+//! - `message`: streams and messages of `rdma-async`.
 //! - `watch`: aborts a workload that hangs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper is a finding.
 #![allow(clippy::cast_possible_truncation)] // All numbers are small, and devices are 64-bit only.
@@ -34,6 +35,7 @@ mod generate;
 mod groups;
 mod host;
 mod memory;
+mod message;
 mod post;
 mod run;
 mod script;
@@ -42,6 +44,7 @@ mod text;
 mod watch;
 mod windows;
 
-pub use campaign::{Finding, Total, campaign, workload};
+pub use campaign::{Finding, Kind, Total, campaign, workload};
 pub use fuzz::{Wrong, bytes, fuzz, script_of};
+pub use message::Clock;
 pub use watch::watch;

@@ -4,6 +4,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
+use sim::{Kind, Total};
 
 /// Runs random workloads on a network with faults in virtual time, and checks them against a model.
 #[derive(Debug, Parser)]
@@ -20,6 +21,13 @@ struct Args {
     /// Run only the workload with this seed
     #[arg(long, value_parser = number, conflicts_with = "seed")]
     workload: Option<u64>,
+    /// Run workloads of messages and streams instead, until this number of messages and a thousand times
+    /// as many bytes have arrived
+    #[arg(long, conflicts_with_all = ["packets", "workload"])]
+    messages: Option<u64>,
+    /// Run only the workload of messages and streams with this seed
+    #[arg(long, value_parser = number, conflicts_with_all = ["seed", "workload", "messages"])]
+    conversation: Option<u64>,
     /// The time limit for a workload, in seconds; if one takes longer, the program prints its seed
     /// and exits
     #[arg(long, default_value_t = 60.0)]
@@ -29,6 +37,49 @@ struct Args {
 /// The maximum number of packets that one process sends in a long run. Networks keep the memory
 /// that they allocated, so it is freed only when the process ends.
 const PACKETS: u64 = 10_000_000;
+/// The same in messages.
+const MESSAGES: u64 = 200_000;
+
+/// The amount of work of a process.
+#[derive(Clone, Copy)]
+enum Amount {
+    Packets(u64),
+    Messages(u64),
+}
+
+impl Amount {
+    fn kind(self) -> Kind {
+        match self {
+            Self::Packets(_) => Kind::Verbs,
+            Self::Messages(_) => Kind::Messages,
+        }
+    }
+
+    /// Returns true if a process has not run enough workloads.
+    fn is_more_than(self, total: &Total) -> bool {
+        match self {
+            Self::Packets(packets) => total.packets < packets,
+            Self::Messages(messages) => {
+                total.messages < messages || total.bytes < messages.saturating_mul(1_000)
+            }
+        }
+    }
+
+    /// Returns the number of processes that this takes, and the amount of each of them.
+    fn split(self) -> (u64, Self) {
+        match self {
+            Self::Packets(packets) => (packets.div_ceil(PACKETS), Self::Packets(PACKETS)),
+            Self::Messages(messages) => (messages.div_ceil(MESSAGES), Self::Messages(MESSAGES)),
+        }
+    }
+
+    fn option(self) -> [String; 2] {
+        match self {
+            Self::Packets(packets) => ["--packets".to_owned(), packets.to_string()],
+            Self::Messages(messages) => ["--messages".to_owned(), messages.to_string()],
+        }
+    }
+}
 
 fn number(text: &str) -> Result<u64, String> {
     let (digits, radix) = text.strip_prefix("0x").map_or((text, 10), |digits| (digits, 16));
@@ -43,29 +94,39 @@ fn fresh() -> u64 {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    let amount = args.messages.map_or(Amount::Packets(args.packets), Amount::Messages);
+    let single = args.workload.map(|seed| (Kind::Verbs, seed));
+    let single = single.or(args.conversation.map(|seed| (Kind::Messages, seed)));
+    let (processes, each) = amount.split();
     if let Some(hours) = args.hours {
         let (start, time) = (Instant::now(), Duration::from_secs_f64(hours * 3600.0));
-        return in_processes(args.seed, args.limit, |_| start.elapsed() < time);
+        return in_processes(args.seed, args.limit, each, |_| start.elapsed() < time);
     }
-    if args.packets > PACKETS && args.workload.is_none() {
-        return in_processes(args.seed, args.limit, |runs| runs * PACKETS < args.packets);
+    if processes > 1 && single.is_none() {
+        return in_processes(args.seed, args.limit, each, |runs| runs < processes);
     }
     let start = Instant::now();
-    let seed = args.workload.or(args.seed).unwrap_or_else(fresh);
-    if let Err(why) = sim::watch(format!("seed {seed:#x}"), Duration::from_secs_f64(args.limit)) {
+    let seed = single.map(|(_, seed)| seed).or(args.seed).unwrap_or_else(fresh);
+    let kind = single.map_or(amount.kind(), |(kind, _)| kind);
+    if let Err(why) =
+        sim::watch(kind, format!("seed {seed:#x}"), Duration::from_secs_f64(args.limit))
+    {
         eprintln!("cannot watch for workloads that hang: {why}");
         return ExitCode::FAILURE;
     }
-    let result = if args.workload.is_some() {
-        sim::workload(seed)
+    let result = if single.is_some() {
+        sim::workload(kind, seed)
     } else {
         println!("seed {seed:#x}");
-        sim::campaign(seed, args.packets)
+        sim::campaign(kind, seed, |total| amount.is_more_than(total))
     };
     let took = start.elapsed().as_secs_f64();
     match result {
         Ok(total) => {
-            let sim::Total { workloads, packets, time, trace, .. } = total;
+            let Total { workloads, packets, time, trace, messages, bytes, .. } = total;
+            if kind == Kind::Messages {
+                println!("{messages} messages, {bytes} bytes");
+            }
             println!(
                 "{packets} packets, {workloads} workloads, {time:?} of virtual time, trace {trace:016x}"
             );
@@ -87,14 +148,19 @@ fn main() -> ExitCode {
 
 /// Runs one seed after another, each in a new process. Continues while `goes_on` returns true; its
 /// argument is the number of runs so far.
-fn in_processes(seed: Option<u64>, limit: f64, goes_on: impl Fn(u64) -> bool) -> ExitCode {
+fn in_processes(
+    seed: Option<u64>,
+    limit: f64,
+    each: Amount,
+    goes_on: impl Fn(u64) -> bool,
+) -> ExitCode {
     let first = seed.unwrap_or_else(fresh);
     let mut runs = 0;
     while goes_on(runs) {
         let Ok(program) = std::env::current_exe() else { return ExitCode::FAILURE };
         let seed = first.wrapping_add(runs).to_string();
-        let (packets, limit) = (PACKETS.to_string(), limit.to_string());
-        let args = ["--seed", &seed, "--packets", &packets, "--limit", &limit];
+        let (limit, [option, amount]) = (limit.to_string(), each.option());
+        let args = ["--seed", &seed, &option, &amount, "--limit", &limit];
         if !Command::new(program).args(args).status().is_ok_and(|status| status.success()) {
             return ExitCode::FAILURE;
         }

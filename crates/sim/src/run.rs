@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rdma_soft::Network;
 
+use crate::campaign::Done;
 use crate::groups;
 use crate::host::{self, Host, Pool, SimQueuePair};
 use crate::script::{Operation, SLOTS, Script, Service, Weather};
@@ -26,14 +27,6 @@ pub(crate) use ensure;
 
 /// The prefix of an error that was a panic.
 pub(crate) const PANICKED: &str = "panicked";
-
-/// The figures of a successful run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Done {
-    pub(crate) packets: u64,
-    pub(crate) time: Duration,
-    pub(crate) trace: u64,
-}
 
 /// The state of a run, including the model.
 pub(crate) struct World<'a> {
@@ -63,7 +56,7 @@ pub(crate) struct World<'a> {
 pub(crate) fn run(script: &Script) -> Outcome<Done> {
     watch::begins(script.seed);
     let network = Network::simulated(script.seed);
-    let result = catch_unwind(AssertUnwindSafe(|| {
+    caught(|| {
         // After a panic the world is leaked, because dropping it would panic again.
         let mut world = ManuallyDrop::new(World::new(script, &network));
         let done = world.run();
@@ -73,8 +66,12 @@ pub(crate) fn run(script: &Script) -> Outcome<Done> {
             drop(ManuallyDrop::into_inner(world));
         }
         done
-    }));
-    result.unwrap_or_else(|panic| {
+    })
+}
+
+/// Returns a panic as an error.
+pub(crate) fn caught<T>(run: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
         Err(format!("{PANICKED}: {}", text.unwrap_or("without a message")))
@@ -126,7 +123,8 @@ impl<'a> World<'a> {
         }
         let packets = self.network.packets();
         (self.network.trace(), self.network.now(), packets).hash(&mut self.trace);
-        Ok(Done { packets, time: self.network.now(), trace: self.trace.finish() })
+        let time = self.network.now();
+        Ok(Done { packets, time, trace: self.trace.finish(), ..Done::default() })
     }
 
     fn execute(&mut self, operation: &Operation) -> Outcome {

@@ -1,6 +1,9 @@
 //! Makes a failing script smaller: removes and simplifies parts as long as the script still fails.
 
-use crate::run::{PANICKED, run};
+use crate::campaign::Done;
+use crate::message;
+use crate::message::script::{Operation as MessageOperation, Script as MessageScript};
+use crate::run::{Outcome, PANICKED, run};
 use crate::script::{Operation, Script, ScriptRequest, Weather, Window};
 
 /// The maximum number of scripts to run.
@@ -8,33 +11,48 @@ const RUNS: u32 = 4000;
 
 /// Returns the smallest failing script that was found, and its error.
 pub(crate) fn shrink(script: Script, why: String) -> (Script, String) {
-    let mut shrinker = Shrinker { script, why, runs: 0 };
-    loop {
-        let before = shrinker.script.clone();
-        shrinker.operations();
+    Shrinker { script, why, runs: 0, run }.shrink(|shrinker| {
+        shrinker.operations(|script| &mut script.operations);
         shrinker.links();
         shrinker.settings();
         shrinker.requests();
-        if shrinker.script == before || shrinker.runs >= RUNS {
-            return (shrinker.script, shrinker.why);
-        }
-    }
+    })
 }
 
-struct Shrinker {
-    script: Script,
+/// The same for messages and streams.
+pub(crate) fn shrink_messages(script: MessageScript, why: String) -> (MessageScript, String) {
+    Shrinker { script, why, runs: 0, run: message::run::run }.shrink(|shrinker| {
+        shrinker.operations(|script| &mut script.operations);
+        shrinker.conversations();
+    })
+}
+
+struct Shrinker<S> {
+    script: S,
     why: String,
     runs: u32,
+    run: fn(&S) -> Outcome<Done>,
 }
 
-impl Shrinker {
+impl<S: Clone + PartialEq> Shrinker<S> {
+    /// Repeats `pass` until it changes nothing.
+    fn shrink(mut self, pass: impl Fn(&mut Self)) -> (S, String) {
+        loop {
+            let before = self.script.clone();
+            pass(&mut self);
+            if self.script == before || self.runs >= RUNS {
+                return (self.script, self.why);
+            }
+        }
+    }
+
     /// Adopts the script if it fails in the same way as the current one. Returns true if so.
-    fn try_it(&mut self, script: Script) -> bool {
+    fn try_it(&mut self, script: S) -> bool {
         if script == self.script || self.runs >= RUNS {
             return false;
         }
         self.runs += 1;
-        match run(&script) {
+        match (self.run)(&script) {
             // A panic and another error are different failures, so one must not replace the other.
             Err(why) if why.contains(PANICKED) == self.why.contains(PANICKED) => {
                 (self.script, self.why) = (script, why);
@@ -45,7 +63,7 @@ impl Shrinker {
     }
 
     /// Adopts a changed copy of the script if it fails. Returns true if so.
-    fn change(&mut self, change: impl FnOnce(&mut Script)) -> bool {
+    fn change(&mut self, change: impl FnOnce(&mut S)) -> bool {
         let mut script = self.script.clone();
         change(&mut script);
         self.try_it(script)
@@ -53,14 +71,14 @@ impl Shrinker {
 
     /// Removes operations: first groups of half of them, then of a quarter, and so on, and finally
     /// single ones.
-    fn operations(&mut self) {
-        let mut chunk = self.script.operations.len().div_ceil(2).max(1);
+    fn operations<O>(&mut self, of: impl Fn(&mut S) -> &mut Vec<O>) {
+        let mut chunk = of(&mut self.script).len().div_ceil(2).max(1);
         loop {
             // This starts at the end, because later operations often depend on earlier ones.
-            let mut end = self.script.operations.len();
+            let mut end = of(&mut self.script).len();
             while end > 0 {
                 let start = end.saturating_sub(chunk);
-                self.change(|script| drop(script.operations.drain(start..end)));
+                self.change(|script| drop(of(script).drain(start..end)));
                 end = start;
             }
             if chunk == 1 {
@@ -69,7 +87,32 @@ impl Shrinker {
             chunk = chunk.div_ceil(2);
         }
     }
+}
 
+impl Shrinker<MessageScript> {
+    /// Repairs links, simplifies limits, and shortens messages.
+    fn conversations(&mut self) {
+        for better in BETTER {
+            self.change(|script| better(&mut script.settings.weather));
+        }
+        self.change(|script| script.settings.deferred = false);
+        self.change(|script| script.settings.infiniband = false);
+        for n in 0..self.script.operations.len() {
+            while self.change(|script| match script.operations.get_mut(n) {
+                Some(
+                    MessageOperation::Send { length, .. }
+                    | MessageOperation::Call { length, .. }
+                    | MessageOperation::Write { length, .. }
+                    | MessageOperation::Answer { length: Some(length), .. },
+                ) if *length > 16 => *length /= 2,
+                Some(MessageOperation::Pass { nanoseconds }) => *nanoseconds /= 2,
+                _ => {}
+            }) {}
+        }
+    }
+}
+
+impl Shrinker<Script> {
     /// Reduces the faults and delays of links.
     fn links(&mut self) {
         for better in BETTER {

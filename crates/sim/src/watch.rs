@@ -7,6 +7,8 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Duration;
 
+use crate::campaign::Kind;
+
 static BEGUN: OnceLock<Sender<u64>> = OnceLock::new();
 
 /// Aborts the process if a workload takes longer than `limit`. Prints the workload's seed first.
@@ -17,7 +19,7 @@ static BEGUN: OnceLock<Sender<u64>> = OnceLock::new();
 /// # Errors
 ///
 /// Returns an error if the thread cannot be created, or if this was called before.
-pub fn watch(of: String, limit: Duration) -> Result<(), String> {
+pub fn watch(kind: Kind, of: String, limit: Duration) -> Result<(), String> {
     let (begins, begun) = mpsc::channel();
     let watcher = move || {
         // Until the first workload begins, there is nothing to watch.
@@ -32,7 +34,8 @@ pub fn watch(of: String, limit: Duration) -> Result<(), String> {
         // `println` is not used, because the hanging thread may hold its lock.
         let text = format!(
             "hangs: workload {workload:#x} ({of}) has not ended in {limit:?}\n\
-             to repeat: cargo xtask sim --workload {workload:#x}\n"
+             to repeat: cargo xtask sim {} {workload:#x}\n",
+            kind.option()
         );
         let _ = std::io::stderr().write_all(text.as_bytes());
         std::process::abort();

@@ -1,4 +1,4 @@
-//! A million packets of fresh workloads, and the same run of a seed in every process.
+//! A million packets and some thousand messages of fresh workloads, and the same run of a seed in every process.
 #![allow(clippy::unwrap_used)] // A failing helper fails its test.
 
 use std::process::Command;
@@ -11,10 +11,10 @@ fn seed() -> u64 {
     given.unwrap_or_else(clock)
 }
 
-/// The program's output for a seed; fails the test if a check fails.
-fn simulated(seed: u64, packets: u64) -> String {
+/// The program's output for a seed; fails the test if a check fails. `option` is `--packets` or `--messages`.
+fn simulated(seed: u64, option: &str, count: u64) -> String {
     let program = env!("CARGO_BIN_EXE_sim");
-    let args = ["--seed", &seed.to_string(), "--packets", &packets.to_string()];
+    let args = ["--seed", &seed.to_string(), option, &count.to_string()];
     let output = Command::new(program).args(args).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
@@ -23,12 +23,20 @@ fn simulated(seed: u64, packets: u64) -> String {
 
 /// Fewer in slow builds: the job `sim` runs an optimized one.
 const PACKETS: u64 = if cfg!(debug_assertions) { 100_000 } else { 1_000_000 };
+const MESSAGES: u64 = if cfg!(debug_assertions) { 300 } else { 3_000 };
 
 #[test]
 fn packets_of_fresh_workloads_behave_as_the_model_predicts() {
     let seed = seed();
     println!("RDMA_TEST_SEED={seed}");
-    println!("{}", simulated(seed, PACKETS));
+    println!("{}", simulated(seed, "--packets", PACKETS));
+}
+
+#[test]
+fn messages_and_streams_behave_as_the_model_predicts() {
+    let seed = seed();
+    println!("RDMA_TEST_SEED={seed}");
+    println!("{}", simulated(seed, "--messages", MESSAGES));
 }
 
 /// A FetchAdd through a window is in flight when its queue pair is destroyed, and arrives after the window was revoked.
@@ -45,10 +53,12 @@ fn a_request_of_a_destroyed_queue_pair_may_be_refused() {
 /// Each process has other memory addresses, and other hasher keys.
 #[test]
 fn a_seed_does_the_same_in_every_process() {
-    let once = simulated(7, 30_000);
-    assert!(once.contains("trace"), "{once}");
-    assert_eq!(once, simulated(7, 30_000));
-    assert_ne!(once.lines().last(), simulated(8, 30_000).lines().last());
+    for (option, count) in [("--packets", 30_000), ("--messages", 300)] {
+        let once = simulated(7, option, count);
+        assert!(once.contains("trace"), "{once}");
+        assert_eq!(once, simulated(7, option, count));
+        assert_ne!(once.lines().last(), simulated(8, option, count).lines().last());
+    }
 }
 
 /// The watch does not depend on the workload: with a limit of zero, every workload hangs.

@@ -1,0 +1,269 @@
+//! Runs futures on a simulated network, with one clock: tokio's time is the network's.
+//!
+//! This is not part of `rdma-soft`, which does not depend on tokio, or of `rdma-async`, which does not
+//! depend on a device. It also needs tokio's feature `test-util`, which a library must not enable for
+//! its users.
+
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use rdma_soft::Network;
+use tokio::runtime::Builder;
+use tokio::task::yield_now;
+use tokio::time::{Instant, advance, sleep_until};
+
+/// The clock of a simulated network, for futures. Clones are the same clock.
+///
+/// Time advances only when all tasks wait. Then the next event of the network happens, or the next
+/// timer of tokio expires, whichever is earlier. Completion channels are real files, which the runtime
+/// checks between two events. It waits for real time only while a blocking task runs.
+#[derive(Clone, Debug)]
+pub struct Clock(Arc<State>);
+
+/// The state that the driver of the time shares with the runtime's hooks.
+#[derive(Debug)]
+struct State {
+    network: Arc<Network>,
+    /// The network's time at the start.
+    begin: Duration,
+    /// tokio's time at the start.
+    start: OnceLock<Instant>,
+    /// The moment that the driver awaits.
+    driver: Mutex<Option<(When, Waker)>>,
+    /// The tasks that sleep, with the time at which they wake.
+    sleepers: Mutex<Vec<(Duration, Waker)>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    /// All other tasks wait.
+    Idle,
+    /// A timer of tokio has expired, or a blocking task has ended.
+    Unparked,
+}
+
+impl Clock {
+    /// Creates the clock of a network.
+    #[must_use]
+    pub fn new(network: &Arc<Network>) -> Self {
+        Self(Arc::new(State {
+            network: Arc::clone(network),
+            begin: network.now(),
+            start: OnceLock::new(),
+            driver: Mutex::default(),
+            sleepers: Mutex::default(),
+        }))
+    }
+
+    /// Runs a future, and the tasks that it spawns, on one thread in the time of the network. A clock
+    /// runs one future.
+    ///
+    /// tokio's timers are accurate to a millisecond. A future that waits for something that never
+    /// happens makes this call wait forever: use a timeout.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the runtime cannot be built, or if this is called within a runtime.
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        let state = &self.0;
+        let (parks, unparks) = (Arc::clone(state), Arc::clone(state));
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .start_paused(true)
+            .on_thread_park(move || parks.wake(When::Idle))
+            .on_thread_unpark(move || {
+                unparks.follow();
+                unparks.wake(When::Unparked);
+            })
+            .build()
+            .expect("a runtime");
+        state.network.set_steps_on_arming(false);
+        let output = runtime.block_on(async {
+            let start = *state.start.get_or_init(Instant::now);
+            let driver = tokio::spawn(drive(Arc::clone(state), start));
+            let output = future.await;
+            driver.abort();
+            output
+        });
+        // Drops the tasks that are left, while the runtime still has its clock.
+        drop(runtime);
+        // The wakers refer to the runtime, whose hooks refer to the state.
+        *locked(&state.driver) = None;
+        locked(&state.sleepers).clear();
+        state.network.set_steps_on_arming(true);
+        output
+    }
+
+    /// Waits for a time that may be shorter than a millisecond.
+    pub async fn sleep(&self, time: Duration) {
+        let until = self.0.elapsed() + time;
+        std::future::poll_fn(|cx| {
+            if self.0.elapsed() >= until {
+                return Poll::Ready(());
+            }
+            locked(&self.0.sleepers).push((until, cx.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl State {
+    /// Returns the network's time since the start.
+    fn elapsed(&self) -> Duration {
+        self.network.now() - self.begin
+    }
+
+    /// Advances the network to tokio's time, before the tasks run whose timers have expired.
+    fn follow(&self) {
+        let Some(start) = self.start.get() else { return };
+        let behind = start.elapsed().saturating_sub(self.elapsed());
+        if !behind.is_zero() {
+            self.network.run_for(behind);
+        }
+    }
+
+    /// Wakes the driver if it waits for this.
+    fn wake(&self, when: When) {
+        let woken = locked(&self.driver).take_if(|(for_when, _)| *for_when == when);
+        if let Some((_, waker)) = woken {
+            waker.wake();
+        }
+    }
+
+    /// Waits until this happens.
+    async fn wait(&self, when: When) {
+        let mut has_waited = false;
+        std::future::poll_fn(|cx| {
+            let mut driver = locked(&self.driver);
+            if mem::replace(&mut has_waited, true) && driver.is_none() {
+                return Poll::Ready(());
+            }
+            *driver = Some((when, cx.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Returns the earliest time at which a task wakes.
+    fn next_sleeper(&self) -> Option<Duration> {
+        locked(&self.sleepers).iter().map(|(until, _)| *until).min()
+    }
+
+    /// Wakes the tasks whose time has come. Returns true if there were any.
+    fn wake_sleepers(&self) -> bool {
+        let now = self.elapsed();
+        let woken: Vec<_> = locked(&self.sleepers).extract_if(.., |it| it.0 <= now).collect();
+        let any = !woken.is_empty();
+        woken.into_iter().for_each(|(_, waker)| waker.wake());
+        any
+    }
+}
+
+/// Advances both clocks.
+async fn drive(state: Arc<State>, start: Instant) {
+    // The network's time when all tasks waited the last time.
+    let mut before = None;
+    loop {
+        // The runtime checks its files, and runs the tasks that these wake.
+        yield_now().await;
+        state.wait(When::Idle).await;
+        // Each poll of an empty completion queue has advanced the network.
+        let now = state.elapsed();
+        let behind = now.saturating_sub(start.elapsed());
+        if !behind.is_zero() {
+            advance(behind).await;
+        }
+        if state.wake_sleepers() || !behind.is_zero() {
+            continue;
+        }
+        let event = state.network.next_event().map(|at| at.saturating_sub(state.begin));
+        let sleeper = state.next_sleeper();
+        let next = event.into_iter().chain(sleeper).min();
+        let tick = next.map(|at| Duration::from_millis(at.as_millis() as u64));
+        if tick.is_some_and(|tick| tick <= now) {
+            if sleeper.is_some() && sleeper == next {
+                state.network.run_for(next.unwrap_or_default().saturating_sub(now));
+            } else {
+                state.network.step();
+            }
+            continue;
+        }
+        // A task that receives a completion polls, and so advances the network. If no task has polled
+        // since the files were checked, nothing happens before the next tick of tokio's timers.
+        if before.replace(now) != Some(now) {
+            continue;
+        }
+        // tokio advances its clock by whole milliseconds.
+        let part = now.subsec_nanos() % 1_000_000;
+        if part > 0 {
+            state.network.run_for(Duration::from_nanos(u64::from(1_000_000 - part)));
+            continue;
+        }
+        match tick {
+            Some(tick) => tokio::select! {
+                biased;
+                () = state.wait(When::Unparked) => {}
+                () = sleep_until(start + tick) => {}
+            },
+            None => state.wait(When::Unparked).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::spawn_blocking;
+    use tokio::time::{sleep, timeout};
+
+    use rdma_soft::{Builder, LinkModel};
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn timers_and_events_share_one_clock() {
+        let network = Arc::new(Network::simulated(1));
+        network.run_for(SECOND);
+        let [a, b] = ["clock-a", "clock-b"]
+            .map(|name| Builder::new(name).network(&network).install().unwrap());
+        network.set_link_after(5 * SECOND, &a, &b, LinkModel::cut()).unwrap();
+        let clock = Clock::new(&network);
+        clock.block_on(async {
+            let start = Instant::now();
+            let task = tokio::spawn(sleep(3 * SECOND));
+            sleep(2 * SECOND).await;
+            assert_eq!((start.elapsed(), network.now()), (2 * SECOND, 3 * SECOND));
+            task.await.unwrap();
+            assert_eq!((start.elapsed(), network.now()), (3 * SECOND, 4 * SECOND));
+            assert_eq!(network.next_event(), Some(6 * SECOND));
+            sleep(10 * SECOND).await;
+            assert_eq!(network.next_event(), None);
+            assert_eq!((start.elapsed(), network.now()), (13 * SECOND, 14 * SECOND));
+            let short = Duration::from_nanos(1_234);
+            clock.sleep(short).await;
+            assert_eq!(
+                (start.elapsed(), network.now()),
+                (13 * SECOND + short, 14 * SECOND + short)
+            );
+        });
+    }
+
+    /// Otherwise the time limits of its callers would expire.
+    #[test]
+    fn no_time_passes_while_a_blocking_task_runs() {
+        let network = Arc::new(Network::simulated(1));
+        Clock::new(&network).block_on(async {
+            let task = spawn_blocking(|| (0..1_000).for_each(|_| std::thread::yield_now()));
+            timeout(SECOND, task).await.unwrap().unwrap();
+        });
+        assert_eq!(network.now(), Duration::ZERO);
+    }
+}

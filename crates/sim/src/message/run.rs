@@ -1,0 +1,454 @@
+//! Executes a script of messages and streams, and checks the results.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use rdma_async::message::{Message, MessageError, Messages, Options, Stream};
+use rdma_async::{Driver, Pool};
+use rdma_mem::{BufferPool, open_device};
+use rdma_qp::prelude::*;
+use rdma_soft::{Builder, Link, Network, Schedule, SoftDevice};
+use rdma_types::{AckTimeout, MaxAckRetries};
+use tokio::sync::Semaphore;
+use tokio::task::unconstrained;
+use tokio::time::{sleep, timeout};
+
+use super::clock::Clock;
+use super::end::{self, End, Gate, Started, check};
+use super::model::{Kind, Shared};
+use super::script::{Operation, Script, Settings};
+use crate::campaign::Done;
+use crate::faults::may_give_up;
+use crate::memory;
+use crate::run::{Outcome, caught, ensure};
+use crate::script::Weather;
+use crate::watch;
+
+/// Runs a script.
+pub(crate) fn run(script: &Script) -> Outcome<Done> {
+    watch::begins(script.seed);
+    let network = Arc::new(Network::simulated(script.seed));
+    let clock = Clock::new(&network);
+    caught(|| {
+        clock.block_on(async {
+            let mut world = World::new(script, &network, &clock).await;
+            world.run().await
+        })
+    })
+}
+
+/// A device, and what its ends share.
+struct Host {
+    soft: SoftDevice,
+    driver: Driver,
+    pool: Pool,
+    /// The number of the pool's regions at the start.
+    regions: usize,
+}
+
+struct World<'a> {
+    script: &'a Script,
+    network: &'a Network,
+    clock: &'a Clock,
+    hosts: Vec<Host>,
+    ends: Vec<End>,
+    links: Vec<Vec<Weather>>,
+    model: Shared,
+}
+
+/// The time after which an operation must have ended if nothing is lost.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+impl Host {
+    fn new(network: &Network, script: &Script, device: usize) -> Self {
+        let Script { seed, settings, .. } = script;
+        let name = format!("mail-{seed:x}-{device}");
+        let schedule = Schedule::Deferred { seed: seed.wrapping_add(device as u64) };
+        let schedule = if settings.deferred { schedule } else { Schedule::Immediate };
+        let link = if settings.infiniband { Link::InfiniBand } else { Link::Ethernet };
+        let builder = Builder::new(&name).network(network).link(link).schedule(schedule);
+        let soft = builder.install().unwrap();
+        let context = open_device(&name).unwrap();
+        let driver = Driver::spawn(&context).unwrap();
+        let bytes = memory_of(settings, device) + Options::new().registered_bytes();
+        let pool = BufferPool::with_read_windows(&context.allocate_pd().unwrap(), bytes);
+        // Another thread would grow it later, at a time that differs in each run.
+        pool.grow(bytes).unwrap();
+        let regions = pool.usage().regions;
+        Self { soft, driver, pool: pool.into(), regions }
+    }
+}
+
+impl Host {
+    /// Makes the driver test the windows of the device now. Otherwise the first connection would do this,
+    /// on another thread while packets are in flight.
+    async fn test_windows(&self) {
+        let (pool, options) = (&self.pool, Options::new());
+        let prepare = || self.driver.prepare(options.fit(pool.as_blocking().pd().create_qp()));
+        let (one, other) = (prepare().unwrap(), prepare().unwrap());
+        let (at_one, at_other) = (one.endpoint(), other.endpoint());
+        let (one, other) = (one.handshake(at_other).unwrap(), other.handshake(at_one).unwrap());
+        let messages = Messages::new(one.clone(), pool, options).await.unwrap();
+        other.close().unwrap();
+        one.close().unwrap();
+        drop(messages);
+    }
+}
+
+/// Returns the memory that the ends of a device need.
+fn memory_of(settings: &Settings, device: usize) -> usize {
+    let ends = settings.connections.iter().flat_map(|it| it.devices.iter().zip(&it.limits));
+    let ends = ends.filter(|(of, _)| **of == device).map(|(_, limits)| limits);
+    let each = ends.map(|limits| {
+        let lent = (limits.offer_bytes + limits.fetch_bytes + 2 * limits.window_bytes) as usize;
+        limits.options().registered_bytes() + lent + (4 << 20)
+    });
+    2 * each.sum::<usize>() + (1 << 20)
+}
+
+impl<'a> World<'a> {
+    async fn new(script: &'a Script, network: &'a Arc<Network>, clock: &'a Clock) -> Self {
+        let settings = &script.settings;
+        let hosts: Vec<_> =
+            (0..settings.devices).map(|device| Host::new(network, script, device)).collect();
+        for host in &hosts {
+            host.test_windows().await;
+        }
+        // How long the tests take depends on another thread, so the run begins at a fixed time.
+        clock.sleep(PATIENCE.saturating_sub(network.now())).await;
+        network.set_all_links(settings.weather.model());
+        let model = Shared::new(script, network);
+        let links = vec![vec![settings.weather; settings.devices]; settings.devices];
+        let mut world = Self { script, network, clock, hosts, ends: Vec::new(), links, model };
+        for connection in 0..settings.connections.len() {
+            world.connect(connection).await;
+        }
+        world.break_by_weather();
+        // A message that waits for the peer's first frame begins later than others.
+        for end in 0..world.ends.len() {
+            world.send(end, Kind::Message, 8, false);
+        }
+        for Started { task, .. } in world.ends.iter_mut().flat_map(|end| &mut end.operations) {
+            let _ = timeout(PATIENCE, task).await;
+        }
+        world.ends.iter_mut().for_each(|end| end.operations.clear());
+        world
+    }
+
+    async fn connect(&mut self, connection: usize) {
+        let Settings { connections, timeout, retries, .. } = &self.script.settings;
+        let connection = &connections[connection];
+        let options = connection.limits.each_ref().map(|limits| limits.options());
+        let prepare = |n: usize| {
+            let Host { driver, pool, .. } = &self.hosts[connection.devices[n]];
+            let qp = options[n].fit(pool.as_blocking().pd().create_qp());
+            let qp = qp.ack_timeout(AckTimeout::limited(*timeout).unwrap());
+            driver.prepare(qp.max_ack_retries(MaxAckRetries::limited(*retries).unwrap())).unwrap()
+        };
+        let prepared = [prepare(0), prepare(1)];
+        let endpoints = prepared.each_ref().map(|end| end.endpoint());
+        for (n, prepared) in prepared.into_iter().enumerate() {
+            let number = self.ends.len();
+            let connected = prepared.handshake(endpoints[1 - n]).unwrap();
+            let pool = &self.hosts[connection.devices[n]].pool;
+            let (gate, model) = (Gate::new(), self.model.clone());
+            let (shared, own) = (Arc::clone(&gate), connected.clone());
+            let mut messages = None;
+            let tasks = if connection.is_stream {
+                let stream = Stream::new(own, pool, options[n]).await.unwrap();
+                let (reader, writer) = stream.into_split();
+                let reads = end::read(number, reader, Arc::clone(&gate), model.clone());
+                vec![tokio::spawn(reads), tokio::spawn(end::write(number, writer, shared, model))]
+            } else {
+                let mail = Arc::new(Messages::new(own, pool, options[n]).await.unwrap());
+                messages = Some(Arc::clone(&mail));
+                vec![tokio::spawn(end::receive(number, mail, shared, model))]
+            };
+            let operations = Vec::new();
+            self.ends.push(End { connection: connected, messages, gate, tasks, operations });
+        }
+    }
+
+    async fn run(&mut self) -> Outcome<Done> {
+        for (n, operation) in self.script.operations.iter().enumerate() {
+            self.execute(*operation).await;
+            let checked = self.model.lock().check();
+            checked.map_err(|why| format!("at operation {n} ({operation:?}): {why}"))?;
+        }
+        self.end().await.map_err(|why| format!("at the end: {why}"))?;
+        let (packets, time) = (self.network.packets(), self.network.now());
+        let mut model = self.model.lock();
+        model.check().map_err(|why| format!("at the end: {why}"))?;
+        let (messages, bytes, trace) = (model.messages, model.bytes, model.trace());
+        Ok(Done { packets, time, trace, messages, bytes })
+    }
+
+    async fn execute(&mut self, operation: Operation) {
+        match operation {
+            Operation::Send { end, length, is_lent } => {
+                self.send(end, Kind::Message, length, is_lent);
+            }
+            Operation::Call { end, length } => self.send(end, Kind::Request, length, false),
+            Operation::Answer { end, nth, length } => self.answer(end, nth, length),
+            Operation::Cancel { end, nth } => self.cancel(end, nth),
+            Operation::Receive { end, count } => self.ends[end].gate.receives.add_permits(count),
+            Operation::Keep { end, count } => self.ends[end].gate.keep(count),
+            Operation::Interrupt { end } => self.ends[end].gate.interrupt(),
+            Operation::Write { end, length } => self.ends[end].gate.writes.add_permits(length),
+            Operation::Finish { end } => self.finish(end),
+            Operation::Leave { end } => self.leave(end),
+            Operation::Kill { end } => self.kill(end),
+            Operation::Pass { nanoseconds } => {
+                self.clock.sleep(Duration::from_nanos(nanoseconds)).await;
+            }
+            Operation::Link { from, to, weather } => {
+                let (a, b) = (&self.hosts[from].soft, &self.hosts[to].soft);
+                self.network.set_link(a, b, weather.model()).unwrap();
+                self.links[from][to] = weather;
+                self.break_by_weather();
+            }
+            Operation::Port { device, up } => {
+                for (n, connection) in self.script.settings.connections.iter().enumerate() {
+                    if connection.devices.contains(&device) {
+                        self.model.lock().break_connection(n);
+                    }
+                }
+                self.hosts[device].soft.set_port_up(up);
+            }
+        }
+    }
+
+    /// Records the connections that may fail because of their links.
+    fn break_by_weather(&mut self) {
+        let Settings { connections, timeout, retries, .. } = &self.script.settings;
+        for (n, connection) in connections.iter().enumerate() {
+            let [a, b] = connection.devices;
+            if may_give_up([self.links[a][b], self.links[b][a]], *timeout, *retries) {
+                self.model.lock().break_connection(n);
+            }
+        }
+    }
+
+    /// Sends a message or a request.
+    fn send(&mut self, end: usize, kind: Kind, length: usize, is_lent: bool) {
+        let Some(messages) = self.ends[end].messages.clone() else { return };
+        let connection = &self.script.settings.connections[end / 2];
+        let pool = self.hosts[connection.devices[end % 2]].pool.as_blocking();
+        let buffer = if is_lent { pool.try_allocate(length).ok().flatten() } else { None };
+        self.start(end, (kind, length, None), |bytes| async move {
+            match (kind, buffer) {
+                (Kind::Request, _) => messages.call(&bytes).await.map(Some),
+                (_, Some(mut buffer)) => {
+                    buffer.copy_from_slice(&bytes);
+                    messages.send_buffer(buffer).await.map(|()| None)
+                }
+                _ => messages.send(&bytes).await.map(|()| None),
+            }
+        });
+    }
+
+    /// Replies to an open request, or drops it.
+    fn answer(&mut self, end: usize, nth: usize, length: Option<usize>) {
+        let (number, request) = {
+            let mut requests = self.ends[end].gate.requests.lock().expect("no panic");
+            if requests.is_empty() {
+                return;
+            }
+            let at = nth % requests.len();
+            requests.swap_remove(at)
+        };
+        check(&request, (number, 0), &self.model);
+        match length {
+            Some(length) => {
+                self.start(end, (Kind::Reply, length, Some(number)), |bytes| async move {
+                    request.reply(&bytes).await.map(|()| None)
+                });
+            }
+            None => {
+                self.model.lock().refuses(number);
+                drop(request);
+            }
+        }
+    }
+
+    /// Starts an operation. Its future is polled at once, so that operations begin in this order.
+    fn start<F>(
+        &mut self,
+        end: usize,
+        operation: (Kind, usize, Option<u64>),
+        work: impl FnOnce(Vec<u8>) -> F,
+    ) where
+        F: Future<Output = Result<Option<Message>, MessageError>> + Send + 'static,
+    {
+        let limits = &self.script.settings.connections[end / 2].limits;
+        let limits = [limits[end % 2].operations, limits[1 - end % 2].calls];
+        let (kind, length, request) = operation;
+        let number = {
+            let mut model = self.model.lock();
+            let number = model.number();
+            model.begins(end, number, (kind, length), limits);
+            if let Some(request) = request {
+                model.replies(request, number, length);
+            }
+            number
+        };
+        let (work, model) = (work(memory::bytes(number, length)), self.model.clone());
+        let mut future = Box::pin(async move {
+            let result = work.await;
+            let result = result.as_ref().map(Option::as_deref);
+            model.lock().ends(end, number, operation, result);
+        });
+        let mut first = unconstrained(future.as_mut());
+        let mut cx = Context::from_waker(Waker::noop());
+        if Pin::new(&mut first).poll(&mut cx).is_pending() {
+            let (task, can_be_cancelled) = (tokio::spawn(future), length >= 8);
+            let started = Started { number, request, task, can_be_cancelled };
+            self.ends[end].operations.push(started);
+        }
+    }
+
+    /// Drops the future of an operation. A short message cannot be distinguished from others, so it is
+    /// not cancelled.
+    fn cancel(&mut self, end: usize, nth: usize) {
+        let operations = &mut self.ends[end].operations;
+        let can = |started: &&mut Started| started.can_be_cancelled && !started.task.is_finished();
+        let count = operations.iter_mut().filter(can).count();
+        let Some(started) = operations.iter_mut().filter(can).nth(nth % count.max(1)) else {
+            return;
+        };
+        started.can_be_cancelled = false;
+        started.task.abort();
+        self.model.lock().cancels(end, started.number, started.request);
+    }
+
+    fn finish(&mut self, end: usize) {
+        let End { messages, gate, tasks, .. } = &mut self.ends[end];
+        gate.writes.close();
+        let Some(messages) = messages.clone() else { return };
+        self.model.lock().end(end).has_finished = true;
+        let model = self.model.clone();
+        tasks.push(tokio::spawn(async move {
+            if let Err(error) = messages.finish().await {
+                model.lock().stops_writing(end, &error);
+            }
+        }));
+    }
+
+    /// Drops an end and all its futures.
+    fn leave(&mut self, end: usize) {
+        let mut model = self.model.lock();
+        model.end(end).has_left = true;
+        let End { messages, gate, tasks, operations, .. } = &mut self.ends[end];
+        *messages = None;
+        for Started { number, request, task, .. } in operations.drain(..) {
+            if !task.is_finished() {
+                task.abort();
+                model.cancels(end, number, request);
+            }
+        }
+        tasks.drain(..).for_each(|task| task.abort());
+        drop(model);
+        gate.requests.lock().expect("no panic").clear();
+    }
+
+    fn kill(&mut self, end: usize) {
+        self.model.lock().break_connection(end / 2);
+        self.ends[end].connection.close().unwrap();
+    }
+
+    /// Lets everything end, and checks that it does.
+    async fn end(&mut self) -> Outcome {
+        for End { gate, .. } in &self.ends {
+            gate.receives.add_permits(Semaphore::MAX_PERMITS / 2);
+            gate.keep(0);
+            gate.interrupt();
+        }
+        let until = self.network.now() + PATIENCE;
+        let mut pause = Duration::from_micros(10);
+        while let Some(end) = (0..self.ends.len()).find(|&end| self.is_busy(end)) {
+            let is_late = self.network.now() >= until;
+            ensure!(!is_late, "e{end} does not end: {}", self.left(end));
+            for end in 0..self.ends.len() {
+                while !self.ends[end].gate.requests.lock().expect("no panic").is_empty() {
+                    self.answer(end, 0, Some(8));
+                }
+            }
+            self.clock.sleep(pause).await;
+            pause = pause.mul_f64(1.1);
+            self.model.lock().check()?;
+        }
+        (0..self.ends.len()).for_each(|end| self.finish(end));
+        self.join().await?;
+        self.model.lock().check()?;
+        self.release().await
+    }
+
+    /// Returns true if an end has operations that must end without further help.
+    fn is_busy(&self, end: usize) -> bool {
+        if self.model.lock().may_end(end) {
+            return false;
+        }
+        let End { gate, operations, .. } = &self.ends[end];
+        gate.writes.available_permits() > 0 && !gate.writes.is_closed()
+            || operations.iter().any(|started| !started.task.is_finished())
+    }
+
+    fn left(&self, end: usize) -> String {
+        let End { gate, operations, .. } = &self.ends[end];
+        let left = operations.iter().filter(|started| !started.task.is_finished());
+        let left: Vec<_> = left.map(|started| started.number).collect();
+        format!("operations {left:?}, {} bytes", gate.writes.available_permits())
+    }
+
+    /// Waits for the ends of all tasks. An end that waits for messages of a dead peer never learns of its
+    /// death, so it is killed after some time.
+    async fn join(&mut self) -> Outcome {
+        for is_last in [false, true] {
+            let until = self.network.now() + PATIENCE;
+            for end in 0..self.ends.len() {
+                let End { tasks, operations, .. } = &mut self.ends[end];
+                let started = operations.iter_mut().map(|started| &mut started.task);
+                for task in tasks.iter_mut().chain(started) {
+                    if task.is_finished() && is_last {
+                        continue;
+                    }
+                    let left = until.saturating_sub(self.network.now());
+                    match timeout(left, &mut *task).await {
+                        Ok(Err(error)) if error.is_panic() => {
+                            std::panic::resume_unwind(error.into_panic());
+                        }
+                        Err(_) if is_last => return Err(format!("e{end}: a task hangs")),
+                        _ => {}
+                    }
+                }
+            }
+            let busy = |end: &End| {
+                let started = end.operations.iter().map(|started| &started.task);
+                end.tasks.iter().chain(started).any(|task| !task.is_finished())
+            };
+            let busy: Vec<_> = (0..self.ends.len()).filter(|&end| busy(&self.ends[end])).collect();
+            for end in busy {
+                let is_excused = self.model.lock().is_broken(end);
+                ensure!(is_excused, "e{end} hangs: {}", self.left(end));
+                self.kill(end);
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops everything, and checks that no memory is in use.
+    async fn release(&mut self) -> Outcome {
+        self.ends.clear();
+        // A connection that was dropped may linger.
+        sleep(PATIENCE).await;
+        for (n, host) in self.hosts.drain(..).enumerate() {
+            host.driver.shutdown().await;
+            let usage = host.pool.usage();
+            ensure!(usage.buffers == 0, "d{n} has {} buffers in use", usage.buffers);
+            ensure!(usage.regions == host.regions, "the pool of d{n} has grown");
+        }
+        Ok(())
+    }
+}
