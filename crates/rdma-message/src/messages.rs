@@ -159,6 +159,14 @@ impl Messages {
         self.link.is_open() && self.link.fetched != self.link.stated_fetched
     }
 
+    /// Returns true if an operation has its result, but not the completions of its SENDs. A call is such an
+    /// operation if its reply arrives before the acknowledgement of its request. Nothing else reports the
+    /// end of the operation, so the driver processes completions of SENDs.
+    #[must_use]
+    pub const fn awaits_sent(&self) -> bool {
+        self.operations.await_sent()
+    }
+
     /// Returns the counters.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
@@ -167,8 +175,8 @@ impl Messages {
 
     /// Records the result of an operation, unless it has one.
     fn conclude(&mut self, operation: Operation, result: Result<(), OperationError>) {
-        if let Some(outgoing) = self.operations.find(operation) {
-            outgoing.result.get_or_insert(result);
+        if self.operations.find(operation).is_some() {
+            self.operations.change(operation.index, |it| _ = it.result.get_or_insert(result));
             self.settle(operation.index);
         }
     }

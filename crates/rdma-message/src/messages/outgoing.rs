@@ -66,6 +66,11 @@ impl Outgoing {
         self.result.is_some() && !is_in_use && !self.awaits_answer
     }
 
+    /// Returns true if the operation has a result, and waits for completions of SENDs.
+    const fn awaits_sent(&self) -> bool {
+        self.result.is_some() && self.in_flight > 0
+    }
+
     /// Returns the result of an operation whose connection has ended.
     pub(super) fn result_at_end(&self) -> Result<(), OperationError> {
         let default =
@@ -104,6 +109,8 @@ pub(super) struct Operations {
     pub(super) offered: u32,
     pub(super) offered_bytes: u64,
     live: u32,
+    /// The number of operations that have a result, and wait for completions of SENDs.
+    awaits_sent: u32,
 }
 
 impl Operations {
@@ -134,6 +141,21 @@ impl Operations {
 
     pub(super) fn get(&mut self, index: u32) -> Option<&mut Outgoing> {
         self.entries.get_mut(usize::try_from(index).ok()?)?.operation.as_mut()
+    }
+
+    /// Changes the result or the number of SENDs of an operation.
+    pub(super) fn change(&mut self, index: u32, change: impl FnOnce(&mut Outgoing)) {
+        let Some(operation) = self.get(index) else { return };
+        let before = operation.awaits_sent();
+        change(operation);
+        let after = operation.awaits_sent();
+        self.awaits_sent = self.awaits_sent.saturating_add(after.into());
+        self.awaits_sent = self.awaits_sent.saturating_sub(before.into());
+    }
+
+    /// Returns true if an operation has a result, and waits for completions of SENDs.
+    pub(super) const fn await_sent(&self) -> bool {
+        self.awaits_sent > 0
     }
 
     /// Returns the operation unless it has ended.
@@ -227,6 +249,7 @@ impl Operations {
         let name = self.name(index)?;
         let entry = self.entries.get_mut(usize::try_from(index).ok()?)?;
         let outgoing = entry.operation.take()?;
+        self.awaits_sent = self.awaits_sent.saturating_sub(outgoing.awaits_sent().into());
         entry.generation = entry.generation.wrapping_add(1);
         self.live = self.live.saturating_sub(1);
         self.free.push(index);

@@ -25,10 +25,8 @@ impl Messages {
 
     /// Processes the completion of a SEND.
     pub fn sent(&mut self, slot: u32) {
-        if let Some(Use::Operation(index)) = self.link.sent(slot)
-            && let Some(outgoing) = self.operations.get(index)
-        {
-            outgoing.in_flight = outgoing.in_flight.saturating_sub(1);
+        if let Some(Use::Operation(index)) = self.link.sent(slot) {
+            self.operations.change(index, |it| it.in_flight = it.in_flight.saturating_sub(1));
             self.settle(index);
         }
     }

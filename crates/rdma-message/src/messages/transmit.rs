@@ -114,7 +114,7 @@ impl Messages {
             }
         }
         outgoing.sent = outgoing.sent.saturating_add(len);
-        outgoing.in_flight = outgoing.in_flight.saturating_add(1);
+        self.operations.change(index, |it| it.in_flight = it.in_flight.saturating_add(1));
     }
 
     /// Removes the operation at the front of the queue, whose message was sent, and decides its
@@ -128,7 +128,7 @@ impl Messages {
                 return;
             }
             (Role::Request(_), _) => {}
-            _ => _ = outgoing.result.get_or_insert(Ok(())),
+            _ => self.operations.change(index, |it| _ = it.result.get_or_insert(Ok(()))),
         }
         self.operations.pop();
     }

@@ -248,6 +248,30 @@ fn replies_begin_while_calls_use_all_operations() {
     }
 }
 
+/// The driver then awaits the completion of the SEND, because nothing else ends the call.
+#[test]
+fn a_call_whose_answer_is_early_awaits_the_completion_of_its_request() {
+    for is_refused in [false, true] {
+        let mut pair = Pair::<Messages>::open(small());
+        let call = pair.ends[0].call(bytes(1, 20)).unwrap();
+        pair.drive(0);
+        assert!(pair.execute(0) && !pair.ends[0].machine.awaits_sent());
+        pair.drive(1);
+        let (id, _) = pair.ends[1].take_request();
+        match is_refused {
+            true => pair.ends[1].machine.refuse(id),
+            false => _ = pair.ends[1].reply(id, bytes(2, 20)).unwrap(),
+        }
+        pair.drive(1);
+        while pair.execute(1) {}
+        pair.drive(0);
+        assert!(pair.ends[0].completed.is_empty() && pair.ends[0].machine.awaits_sent());
+        while pair.complete(0, 0) {}
+        pair.drive(0);
+        assert!(pair.ends[0].completed.contains_key(&call) && !pair.ends[0].machine.awaits_sent());
+    }
+}
+
 #[test]
 fn a_refusal_does_not_come_between_the_parts_of_a_message() {
     let mut pair = Pair::<Messages>::open(small());

@@ -452,3 +452,60 @@ impl<'a> World<'a> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::script::{Connection, Limits};
+
+    /// The acknowledgement of a request is lost, and the reply arrives before it is repeated.
+    #[test]
+    fn a_call_ends_although_its_reply_arrives_before_the_acknowledgement() {
+        let limits = Limits {
+            receives: 8,
+            sends: 8,
+            frame_bytes: 1_024,
+            window_bytes: 8_192,
+            max_message: 10_000,
+            eager_bytes: 1_024,
+            offer_bytes: 0,
+            fetch_bytes: 0,
+            operations: 8,
+            calls: 8,
+        };
+        let limits = [limits.clone(), limits];
+        let settings = Settings {
+            devices: 2,
+            infiniband: false,
+            deferred: false,
+            weather: Weather::CLEAR,
+            timeout: 14,
+            retries: 7,
+            connections: vec![Connection { devices: [0, 1], is_stream: false, limits }],
+        };
+        let link = |weather| Operation::Link { from: 1, to: 0, weather };
+        let operations = vec![
+            // The first message is that of the start.
+            Operation::Receive { end: 1, count: 2 },
+            Operation::Pass { nanoseconds: 1_000_000 },
+            Operation::Call { end: 0, length: 100 },
+            link(Weather::CUT),
+            Operation::Pass { nanoseconds: 20_000 },
+            link(Weather::CLEAR),
+            Operation::Answer { end: 1, nth: 0, length: Some(8) },
+        ];
+        let script = Script { seed: 1, settings, operations };
+        let network = Arc::new(Network::simulated(script.seed));
+        let clock = Clock::new(&network);
+        clock.block_on(async {
+            let mut world = World::new(&script, &network, &clock).await;
+            for operation in &script.operations {
+                world.execute(*operation).await;
+            }
+            let [call] = &mut world.ends[0].operations[..] else { panic!("a pending call") };
+            timeout(PATIENCE, &mut call.task).await.expect("it ends").unwrap();
+            world.model.lock().check().unwrap();
+            assert_eq!(world.model.lock().messages, 3, "two messages and a reply");
+        });
+    }
+}

@@ -479,7 +479,7 @@ impl Protocol for Mailbox {
         let finishes = self.has_finished && !self.has_flushed;
         let ends = finishes || self.has_left || self.enders.are_waiting();
         let waits = self.receivers.are_waiting() || self.starters.are_waiting();
-        let sends = ends || owes || self.operations.has_sending();
+        let sends = ends || owes || self.machine.awaits_sent() || self.operations.has_sending();
         (sends || waits || self.operations.has_live(), sends)
     }
 }
