@@ -84,8 +84,6 @@ pub use buffer::held::{Source, Target};
 #[cfg(not(loom))]
 pub use buffer::pool::{Pool, PoolError};
 pub use buffer::shared::SharedBuffer;
-#[cfg(feature = "serde")]
-pub use buffer::value::{ValueError, ValueExt};
 pub use buffer::view::{BufferExt, BufferSlice};
 pub use connection::Connection;
 #[cfg(not(loom))]
@@ -126,6 +124,8 @@ pub use region::reserve::{ReserveError, Reserved, ReservedEnd};
 pub use rdma_connect::{
     CloseReason, ConnectError, ConnectionCounters, LeaseEnd, PeerAddress, TransportError,
 };
+#[cfg(feature = "serde")]
+pub use rdma_connect::{ValueError, ValueExt};
 pub use rdma_mem::{
     AsyncEvent, Buffer, Context, ProtectionDomain, RemoteMemoryRegion, SliceMut, SliceRef,
 };

@@ -1,13 +1,14 @@
 //! The rendezvous of two ends of an RDMA connection, and the errors of connections.
 //!
 //! Programs use `rdma-channel` or `rdma-async`, which re-export the errors. This crate contains the parts that both
-//! need to connect:
+//! need:
 //!
 //! | | |
 //! |---|---|
 //! | errors | [`TransportError`], [`ConnectError`], [`CloseReason`] and their parts |
 //! | the client | [`Dial`], the addresses to try, and [`Client`], its side of the conversation |
 //! | the server | [`Clients`], which tracks each client from its first byte until the program takes it as a [`Candidate`] |
+//! | messages | [`messaging`], the part that both drivers of messages and streams share |
 //! | both | [`Greeting`], the data that an end sends to the other end's program; [`KeepAlive`], which detects a silent peer |
 //!
 //! No type here has a socket, a clock or a thread. A driver passes in the time and the received bytes, and sends the
@@ -25,8 +26,11 @@ mod farewell;
 mod half_open;
 mod keep_alive;
 mod message;
+pub mod messaging;
 mod room;
 mod until;
+#[cfg(feature = "serde")]
+mod value;
 
 pub use client::Client;
 pub use clients::{Clients, FIRST_KEY, listen_at_first};
@@ -45,6 +49,8 @@ pub use half_open::{Candidate, ClientStream, Hello, MakeEnds, NoEnd};
 pub use keep_alive::KeepAlive;
 pub use message::Greeting;
 pub use until::Until;
+#[cfg(feature = "serde")]
+pub use value::{ValueError, ValueExt, to_bytes};
 
 /// Runs the example in the README.
 #[cfg(doctest)]

@@ -2,6 +2,9 @@
 
 use std::io;
 
+use rdma_connect::messaging::{
+    Body, Content, End, Lent, Mailbox, MessageError, Options, Start, StreamState, Ticket,
+};
 use rdma_connect::{
     Candidate, Client, ClientStream, Clients, CloseReason, ConnectError, ConnectionCounters, Dial,
     FailedWork, Farewell, Greeting, Hello, KeepAlive, LeaseEnd, NoEnd, Operation, OperationError,
@@ -18,7 +21,10 @@ fn errors_go_to_any_thread() {
     error::<OperationError>();
     error::<RefusedWork>();
     error::<Rejected<()>>();
+    error::<MessageError>();
     error::<TransportError>();
+    #[cfg(feature = "serde")]
+    error::<rdma_connect::ValueError>();
     send_sync::<CloseReason>();
     send_sync::<ConnectionCounters>();
     send_sync::<LeaseEnd>();
@@ -28,6 +34,19 @@ fn errors_go_to_any_thread() {
     send_sync::<PeerId>();
     send_sync::<Reported>();
     send_sync::<WorkId>();
+}
+
+#[test]
+fn the_state_of_messages_goes_to_any_thread() {
+    send_sync::<Body>();
+    send_sync::<Content<'_>>();
+    send_sync::<End>();
+    send_sync::<Lent>();
+    send_sync::<Mailbox>();
+    send_sync::<Options>();
+    send_sync::<Start>();
+    send_sync::<StreamState>();
+    send_sync::<Ticket>();
 }
 
 struct Stream;

@@ -28,8 +28,12 @@ const LAYERS: &[Layer] = &[
     layer("rdma-soft", &["rdma-types", "rdma-sys", "rdma-proto"], true),
     layer("rdma-mem", &["rdma-types", "rdma-sys"], true),
     layer("rdma-qp", &["rdma-types", "rdma-sys", "rdma-mem"], true),
-    layer("rdma-connect", &["rdma-types", "rdma-mem", "rdma-qp"], false),
-    layer("rdma-channel", &["rdma-types", "rdma-sys", "rdma-mem", "rdma-qp", "rdma-connect"], true),
+    layer("rdma-connect", &["rdma-types", "rdma-message", "rdma-mem", "rdma-qp"], false),
+    layer(
+        "rdma-channel",
+        &["rdma-types", "rdma-message", "rdma-sys", "rdma-mem", "rdma-qp", "rdma-connect"],
+        true,
+    ),
     layer(
         "rdma-async",
         &["rdma-types", "rdma-message", "rdma-mem", "rdma-qp", "rdma-connect"],

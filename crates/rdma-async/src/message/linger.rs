@@ -2,26 +2,15 @@
 
 use std::future::poll_fn;
 use std::sync::{Arc, Weak};
-use std::task::{Poll, Waker};
+use std::task::Poll;
 use std::time::Duration;
 
+use rdma_connect::messaging::Requests as _;
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 
-use super::session::{Protocol, Session};
+use super::session::{Drive, Session};
 use crate::sync::LONGEST;
-
-/// A protocol whose connection may outlive its handles.
-pub(super) trait Leave: Protocol {
-    /// Removes a handle. Returns true if it was the last one.
-    fn leave(&mut self) -> bool;
-
-    /// Ready when the connection has ended.
-    fn poll_ended(&mut self, waker: &mut Option<Waker>) -> Poll<()>;
-
-    /// Returns true if the connection has ended.
-    fn has_ended(&self) -> bool;
-}
 
 /// The time limit of an end.
 #[derive(Debug)]
@@ -41,7 +30,7 @@ impl Linger {
     }
 
     /// Resets the connection at the limit, because the peer need not receive its close frame.
-    pub(super) fn limit_end<P: Protocol>(&self, session: Weak<Session<P>>) {
+    pub(super) fn limit_end<P: Drive>(&self, session: Weak<Session<P>>) {
         let limit = self.limit;
         self.runtime.spawn(async move {
             sleep(limit).await;
@@ -53,12 +42,12 @@ impl Linger {
 
     /// Removes a handle of the session. After the last one, a task waits until both ends have finished, and resets the
     /// connection at the limit.
-    pub(super) fn leave<P: Leave>(&self, session: &Arc<Session<P>>) {
+    pub(super) fn leave<P: Drive>(&self, session: &Arc<Session<P>>) {
         if !session.with(|state| state.protocol.leave()) {
             return;
         }
         session.poll();
-        if session.with(|state| state.protocol.has_ended()) {
+        if session.with(|state| state.protocol.end().reason().is_some()) {
             return;
         }
         let left = Left(Arc::clone(session));
@@ -67,8 +56,15 @@ impl Linger {
         }
         let limit = self.limit;
         self.runtime.spawn(async move {
-            let ended =
-                poll_fn(|cx| left.0.poll_with(cx, |it, waker| it.protocol.poll_ended(waker)));
+            let ended = poll_fn(|cx| {
+                left.0.poll_with(cx, |state, waker| {
+                    if state.protocol.end().reason().is_some() {
+                        return Poll::Ready(());
+                    }
+                    state.protocol.await_end(waker);
+                    Poll::Pending
+                })
+            });
             // An error means that the time is up.
             let _ = timeout(limit, ended).await;
             drop(left);
@@ -77,9 +73,9 @@ impl Linger {
 }
 
 /// A session without handles. Dropping this resets the connection, also if the runtime drops the task.
-struct Left<P: Leave>(Arc<Session<P>>);
+struct Left<P: Drive>(Arc<Session<P>>);
 
-impl<P: Leave> Drop for Left<P> {
+impl<P: Drive> Drop for Left<P> {
     fn drop(&mut self) {
         if self.0.is_of_this_process() {
             self.0.with(|state| state.requests.fail());

@@ -4,10 +4,10 @@ use std::io;
 use std::net::SocketAddr;
 
 use rdma_connect::ConnectError;
+use rdma_connect::messaging::{Options, Slots, check_limits};
 use tokio::net::ToSocketAddrs;
 
-use super::options::Options;
-use super::requests::Memory;
+use super::requests::allocate;
 use crate::buffer::pool::Pool;
 use crate::connection::Connection;
 use crate::control::endpoint::Endpoint;
@@ -31,12 +31,12 @@ impl MessageListener {
     /// If the listener fails, or memory cannot be allocated.
     pub(super) async fn accept<T>(
         &self,
-        prepare: impl Fn(Connection, Memory, &Pool, &Options) -> io::Result<T>,
+        prepare: impl Fn(Connection, Slots, &Pool, &Options) -> io::Result<T>,
         start: impl Fn(&T),
     ) -> Result<T, ConnectError> {
         let Self { listener, pool, options, user_bytes } = self;
         loop {
-            let memory = options.allocate(pool).await.map_err(failed)?;
+            let memory = allocate(pool, options).await.map_err(failed)?;
             let incoming = listener.incoming().await?;
             // From now on nothing waits, so that no client is lost.
             let connection = incoming.connection().clone();
@@ -74,11 +74,11 @@ pub(super) async fn connect<T>(
     endpoint: &Endpoint,
     addr: impl ToSocketAddrs,
     options: Options,
-    prepare: impl FnOnce(Connection, Memory, &Pool, &Options) -> io::Result<T>,
+    prepare: impl FnOnce(Connection, Slots, &Pool, &Options) -> io::Result<T>,
     start: impl FnOnce(&T),
 ) -> Result<T, ConnectError> {
     let of_connection = fit(endpoint, &options)?;
-    let memory = options.allocate(endpoint.pool()).await.map_err(failed)?;
+    let memory = allocate(endpoint.pool(), &options).await.map_err(failed)?;
     let ready = |connection: &Connection| {
         prepare(connection.clone(), memory, endpoint.pool(), &options).map_err(failed)
     };
@@ -89,7 +89,7 @@ pub(super) async fn connect<T>(
 
 /// Returns the options of the endpoint's connections, with queues that fit.
 fn fit(endpoint: &Endpoint, options: &Options) -> Result<ConnectionOptions, ConnectError> {
-    options.check_limits().map_err(failed)?;
+    check_limits(options).map_err(failed)?;
     let mut all = endpoint.options().clone();
     all.qp = options.fit(all.qp);
     Ok(all)

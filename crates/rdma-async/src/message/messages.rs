@@ -1,11 +1,8 @@
 //! Connections that carry messages, requests and replies.
 
-mod body;
-pub(super) mod error;
 pub(super) mod incoming;
 mod lender;
 mod mailbox;
-mod operations;
 mod run;
 mod supply;
 
@@ -16,22 +13,21 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rdma_connect::ConnectError;
+use rdma_connect::messaging::{
+    Content, MessageError, Options, Slots, Start, check_depths, limits_of, linger_of,
+};
 use rdma_mem::Buffer;
 #[cfg(feature = "serde")]
 use serde::Serialize;
 use tokio::net::ToSocketAddrs;
 use tokio::task::coop::consume_budget;
 
-use self::error::MessageError;
 use self::incoming::Message;
-use self::mailbox::{Content, Mailbox, Start};
+use self::mailbox::Mailbox;
 use super::linger::Linger;
-use super::options::Options;
-use super::requests::Memory;
+use super::requests::allocate;
 use super::session::Session;
 use crate::buffer::pool::Pool;
-#[cfg(feature = "serde")]
-use crate::buffer::value::ValueError;
 use crate::connection::Connection;
 use crate::control::endpoint::Endpoint;
 use crate::region::probe;
@@ -94,8 +90,8 @@ impl Messages {
     /// # Panics
     /// If this is not called within a tokio runtime with time.
     pub async fn new(connection: Connection, pool: &Pool, options: Options) -> io::Result<Self> {
-        let memory = options.allocate(pool).await?;
-        if options.offers() {
+        let memory = allocate(pool, &options).await?;
+        if limits_of(&options, true).offers > 0 {
             probe::are_windows_bounded(connection.inner()).await;
         }
         let messages = Self::prepare(connection, memory, pool, &options)?;
@@ -106,18 +102,17 @@ impl Messages {
     /// Creates an end whose receives are posted, but that sends nothing yet.
     fn prepare(
         connection: Connection,
-        memory: Memory,
+        slots: Slots,
         pool: &Pool,
         options: &Options,
     ) -> io::Result<Self> {
-        let linger = Linger::new(options.linger);
-        options.check(&connection)?;
+        let linger = Linger::new(linger_of(options));
+        check_depths(options, connection.inner().depths)?;
         let has_windows = connection.inner().driver.0.windows.known.get() == Some(&true);
-        let limits = options.protocol(has_windows);
+        let limits = limits_of(options, has_windows);
         let machine = rdma_message::Messages::new(&limits).map_err(io::Error::other)?;
         let mailbox = Mailbox::new(machine, pool.clone(), limits);
-        let slots = limits.receive_slots();
-        Ok(Self { session: Session::new(connection, memory, slots, mailbox, linger) })
+        Ok(Self { session: Session::new(connection, slots, mailbox, linger) })
     }
 
     /// Sends the first frame.
@@ -199,9 +194,7 @@ impl Messages {
     /// ```
     #[cfg(feature = "serde")]
     pub async fn send_value<T: Serialize + ?Sized>(&self, value: &T) -> Result<(), MessageError> {
-        let bytes = postcard::to_stdvec(value);
-        let bytes = bytes.map_err(|error| ValueError::NotWritten(error.to_string()))?;
-        self.send(&bytes).await
+        self.send(&rdma_connect::to_bytes(value)?).await
     }
 
     /// Sends a request and waits for its reply.
@@ -230,7 +223,7 @@ impl Messages {
         // Without a budget, a task whose messages have always arrived would starve other tasks.
         consume_budget().await;
         let received = poll_fn(|cx| {
-            self.session.poll_with(cx, |state, waker| state.protocol.poll_receive(waker))
+            self.session.poll_with(cx, |state, waker| state.protocol.shared.poll_receive(waker))
         });
         let message = |(body, request)| Message::new(Arc::clone(&self.session), body, request);
         Ok(received.await?.map(message))
@@ -244,9 +237,11 @@ impl Messages {
     /// # Errors
     /// [`MessageError::Ended`] if the connection has ended before.
     pub async fn finish(&self) -> Result<(), MessageError> {
-        self.session.with(|state| state.protocol.finish());
-        poll_fn(|cx| self.session.poll_with(cx, |state, waker| state.protocol.poll_flushed(waker)))
-            .await
+        self.session.with(|state| state.protocol.shared.finish());
+        poll_fn(|cx| {
+            self.session.poll_with(cx, |state, waker| state.protocol.shared.poll_flushed(waker))
+        })
+        .await
     }
 
     /// Returns the address of the peer's control connection.
@@ -261,7 +256,7 @@ impl Messages {
 impl Drop for Messages {
     fn drop(&mut self) {
         if self.session.is_of_this_process() {
-            self.session.with(|state| state.protocol.leave_program());
+            self.session.with(|state| state.protocol.shared.leave_program());
             self.session.linger().leave(&self.session);
         }
     }
@@ -330,7 +325,7 @@ impl Endpoint {
 
     /// Tests the windows of the device, unless that was done before.
     async fn prepare_windows(&self, options: Options) {
-        if options.offers() {
+        if limits_of(&options, true).offers > 0 {
             probe::prepare(self.driver(), self.options().qp.fixed_port()).await;
         }
     }

@@ -14,16 +14,14 @@ pub mod guide {}
 mod linger;
 mod listener;
 mod messages;
-mod options;
 mod requests;
 mod session;
 mod stream;
 mod turns;
 
-pub use messages::error::MessageError;
 pub use messages::incoming::Message;
 pub use messages::{Messages, MessagesListener};
-pub use options::Options;
+pub use rdma_connect::messaging::{MessageError, Options};
 pub use rdma_message::{ConnectionError, OperationError, SendError};
 pub use stream::chunk::Chunk;
 pub use stream::read_half::ReadHalf;

@@ -1,17 +1,19 @@
 //! The SENDs and receives of a connection, and their memory.
 
 use std::collections::VecDeque;
+use std::io;
 use std::task::Waker;
 
+use rdma_connect::messaging::{self, Options, Slots, check_limits, limits_of};
 use rdma_mem::{AccessFlags, Buffer, RemoteMemoryRegion};
-use rdma_message::frame::{Body, CloseReason, Frame};
-use rdma_message::{Incoming, Options as Limits, RESERVED_SENDS};
+use rdma_message::frame::CloseReason;
+use rdma_message::{Incoming, RESERVED_SENDS};
 use rdma_qp::Error;
 
 use super::turns;
 use crate::buffer::held::Held;
 use crate::buffer::held::sealed::Lease;
-use crate::buffer::pool::{Pool, PoolError};
+use crate::buffer::pool::Pool;
 use crate::buffer::view::BufferExt as _;
 use crate::buffer::window::Window;
 use crate::connection::Connection;
@@ -22,34 +24,19 @@ use crate::link::Link;
 use crate::operation::kinds::{Kind, Read, Receive, Received, SendOut, take};
 use crate::region::kinds::{Bind, Invalidate};
 
-/// The memory of a connection: a buffer for each slot.
-#[derive(Debug)]
-pub(super) struct Memory {
-    receives: Vec<Option<Buffer>>,
-    sends: Vec<Option<Buffer>>,
-}
-
-impl Memory {
-    /// Allocates the memory. Each slot has its own, because a program may keep what has arrived.
-    ///
-    /// # Errors
-    /// If the pool cannot grow.
-    pub(super) async fn allocate(pool: &Pool, limits: &Limits) -> Result<Self, PoolError> {
-        let receives = buffers(pool, limits.receive_slots(), limits.receive_bytes).await?;
-        Ok(Self { receives, sends: buffers(pool, limits.sends, limits.send_bytes).await? })
+/// Checks the limits, and allocates the memory of a connection.
+///
+/// # Errors
+/// If a limit is outside its range, or the pool cannot grow.
+pub(super) async fn allocate(pool: &Pool, options: &Options) -> io::Result<Slots> {
+    check_limits(options)?;
+    let (limits, mut buffers) = (limits_of(options, true), Vec::new());
+    for length in Slots::lengths(&limits) {
+        let buffer = pool.allocate_aligned(length, Slots::ALIGNMENT).await;
+        buffers.push(buffer.map_err(io::Error::other)?);
     }
+    Ok(Slots::new(&limits, buffers))
 }
-
-async fn buffers(pool: &Pool, slots: u32, bytes: u32) -> Result<Vec<Option<Buffer>>, PoolError> {
-    let mut all = Vec::with_capacity(slots as usize);
-    for _ in 0..slots {
-        all.push(Some(pool.allocate_aligned(bytes as usize, ALIGNMENT).await?));
-    }
-    Ok(all)
-}
-
-/// The size of a cache line, so that slots share none.
-const ALIGNMENT: usize = 64;
 
 /// A request that has completed.
 #[derive(Debug)]
@@ -104,7 +91,7 @@ impl<T> Default for Queue<T> {
 #[derive(Debug)]
 pub(super) struct Requests {
     connection: Connection,
-    memory: Memory,
+    slots: Slots,
     receives: Queue<u32>,
     sends: Queue<SendRequest>,
     /// The number of requests for long messages that have not completed.
@@ -120,11 +107,11 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    pub(super) fn new(connection: Connection, memory: Memory) -> Self {
+    pub(super) fn new(connection: Connection, slots: Slots) -> Self {
         let epoch = connection.epoch();
         Self {
             connection,
-            memory,
+            slots,
             receives: Queue::default(),
             sends: Queue::default(),
             long: 0,
@@ -133,45 +120,6 @@ impl Requests {
             is_reported: false,
             has_failed: false,
             is_closed: false,
-        }
-    }
-
-    /// Takes the memory of a receive slot that is not posted.
-    pub(super) fn take_receive(&mut self, slot: u32) -> Option<Buffer> {
-        self.memory.receives.get_mut(slot as usize)?.take()
-    }
-
-    /// Sets the memory of a receive slot that is not posted.
-    pub(super) fn set_receive(&mut self, slot: u32, buffer: Buffer) {
-        if let Some(place) = self.memory.receives.get_mut(slot as usize) {
-            *place = Some(buffer);
-        }
-    }
-
-    /// Posts a receive into the memory of a slot.
-    pub(super) fn post_receive(&mut self, slot: u32) {
-        let Some(buffer) = self.take_receive(slot) else { return };
-        match self.post::<Receive<_>>(&RequestSpec::Receive, buffer) {
-            Ok(id) => self.receives.posted.push_back((slot, id)),
-            Err(buffer) => self.set_receive(slot, buffer),
-        }
-    }
-
-    /// Posts the SEND of a frame. `fill` writes the bytes after the header, and returns their number.
-    pub(super) fn send(&mut self, slot: u32, header: &[u8], fill: impl FnOnce(&mut [u8]) -> usize) {
-        if let Ok((Frame { body: Body::Close(reason), .. }, _)) = Frame::decode(header) {
-            self.closing = Some(reason);
-        }
-        let Some(mut buffer) = self.memory.sends.get_mut(slot as usize).and_then(Option::take)
-        else {
-            return;
-        };
-        let Some((head, rest)) = buffer.split_at_mut_checked(header.len()) else { return };
-        head.copy_from_slice(header);
-        let length = header.len() + fill(rest);
-        match self.post::<SendOut<_>>(&RequestSpec::SolicitedSend, buffer.slice(0..length)) {
-            Ok(id) => self.sends.posted.push_back((SendRequest::Frame(slot), id)),
-            Err(part) => self.set_send(slot, Some(part.into_inner())),
         }
     }
 
@@ -242,12 +190,6 @@ impl Requests {
         posted.map_err(|_| take(&mut memory))
     }
 
-    fn set_send(&mut self, slot: u32, buffer: Option<Buffer>) {
-        if let Some(place) = self.memory.sends.get_mut(slot as usize) {
-            *place = buffer;
-        }
-    }
-
     /// Returns the next request that has completed, as far as completions were delivered. Requests of one queue complete
     /// in order.
     pub(super) fn next(&mut self) -> Option<Completed> {
@@ -288,12 +230,12 @@ impl Requests {
             return Some(Completed::Received { slot, buffer: received.memory, length });
         }
         self.has_failed = true;
-        self.set_receive(slot, buffer);
+        self.slots.set_receive(slot, buffer);
         None
     }
 
     fn end_send(&mut self, slot: u32, ended: &Ended, mut held: Held) -> Option<Completed> {
-        self.set_send(slot, Buffer::take_from(&mut held));
+        self.slots.set_send(slot, Buffer::take_from(&mut held));
         if matches!(ended.result, Some(Ok(_))) {
             return Some(Completed::Sent { slot });
         }
@@ -332,11 +274,6 @@ impl Requests {
         Some(Completed::Long(long))
     }
 
-    /// Makes the session end. Requests that have completed are still returned.
-    pub(super) const fn fail(&mut self) {
-        self.has_failed = true;
-    }
-
     /// Returns true, once, if the caller must close the connection because a request has failed.
     pub(super) const fn must_close(&mut self) -> bool {
         let must = self.has_failed && !self.is_closed;
@@ -373,7 +310,7 @@ impl Requests {
         // The session ends with the completion of the close frame. The memory of long messages is freed when their
         // requests complete, and the peer may wait for that. A frame may wait for a free slot.
         let frames = self.sends.posted.len() - self.long;
-        let is_short = frames + RESERVED_SENDS as usize >= self.memory.sends.len();
+        let is_short = frames + RESERVED_SENDS as usize >= self.slots.sends();
         let sends = sends || self.closing.is_some() || self.long > 0 || is_short;
         let first = |is_chosen: bool, id: Option<Id>| id.filter(|_| is_chosen);
         let receive = first(receives, self.receives.posted.front().map(|&(_, id)| id));
@@ -404,8 +341,35 @@ impl Requests {
     }
 }
 
+impl messaging::Requests for Requests {
+    fn slots(&mut self) -> &mut Slots {
+        &mut self.slots
+    }
+
+    fn receive(&mut self, slot: u32, buffer: Buffer) {
+        match self.post::<Receive<_>>(&RequestSpec::Receive, buffer) {
+            Ok(id) => self.receives.posted.push_back((slot, id)),
+            Err(buffer) => self.slots.set_receive(slot, buffer),
+        }
+    }
+
+    fn send(&mut self, slot: u32, buffer: Buffer, length: usize, closing: Option<CloseReason>) {
+        self.closing = closing.or(self.closing);
+        match self.post::<SendOut<_>>(&RequestSpec::SolicitedSend, buffer.slice(0..length)) {
+            Ok(id) => self.sends.posted.push_back((SendRequest::Frame(slot), id)),
+            Err(part) => self.slots.set_send(slot, Some(part.into_inner())),
+        }
+    }
+
+    fn fail(&mut self) {
+        self.has_failed = true;
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use rdma_connect::messaging::Requests as _;
+
     use super::*;
     use crate::mock::{NicOutcome, Rig};
 
@@ -414,10 +378,12 @@ mod tests {
         let rig = Rig::new();
         let connection = rig.connect([1, 1]);
         let ledger = &connection.inner().ledger;
-        let memory = Memory { receives: vec![Some(rig.buffer())], sends: vec![Some(rig.buffer())] };
-        let mut requests = Requests::new(connection.clone(), memory);
+        let mut limits = rdma_message::Options::default();
+        (limits.receives, limits.sends) = (0, 1);
+        let slots = Slots::new(&limits, (0..=limits.receive_slots()).map(|_| rig.buffer()));
+        let mut requests = Requests::new(connection.clone(), slots);
         requests.post_receive(0);
-        requests.send(0, b"header", |_| 0);
+        requests.post_send(0, b"header", |_| 0);
         // Another thread has delivered the completion of the SEND.
         rig.nic.end(1, NicOutcome::Done(b""));
         ledger.progress().unwrap();
@@ -435,9 +401,10 @@ mod tests {
         let rig = Rig::new();
         let connection = rig.connect([1, 1]);
         let ledger = &connection.inner().ledger;
-        let memory = Memory { receives: vec![Some(rig.buffer())], sends: vec![Some(rig.buffer())] };
-        let mut requests = Requests::new(connection.clone(), memory);
-        requests.memory.sends.extend((0..=RESERVED_SENDS).map(|_| None));
+        let mut limits = rdma_message::Options::default();
+        (limits.receives, limits.sends) = (0, 2 + RESERVED_SENDS);
+        let slots = Slots::new(&limits, Slots::lengths(&limits).map(|_| rig.buffer()));
+        let mut requests = Requests::new(connection.clone(), slots);
         requests.post_receive(0);
         let wait = |requests: &mut Requests, sends| {
             let mut armed = Ok(false);
@@ -446,7 +413,7 @@ mod tests {
         };
         assert_eq!([wait(&mut requests, false), wait(&mut requests, false)], [true, false]);
         assert!(rig.nic.asked_solicited());
-        requests.send(0, b"header", |_| 0);
+        requests.post_send(0, b"header", |_| 0);
         assert!(!wait(&mut requests, false));
         // Another completion must now cause an event.
         assert!(wait(&mut requests, true) && !rig.nic.asked_solicited());

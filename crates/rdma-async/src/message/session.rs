@@ -3,34 +3,22 @@
 //! No task belongs to a session. The tasks of the program process completions when they call the session. While they
 //! wait, completions are processed by the thread that polls them, because the waker of the awaited request does so.
 
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, IoSlice};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::{fmt, mem};
 
-use rdma_message::{ConnectionError, Output};
+use rdma_connect::messaging::{Arrived, Protocol, Requests as _, Slots, StreamState, report};
 
 use super::linger::Linger;
-use super::requests::{Completed, Long, Memory, Requests};
+use super::requests::{Completed, Long, Requests};
 use super::turns::{self, Turn};
 use crate::connection::Connection;
 use crate::ledger::after::contain_panic;
 
-/// The protocol of a session, with what has arrived and the tasks that wait for it.
-pub(super) trait Protocol: fmt::Debug + Send + 'static {
-    /// Processes the frame in the memory of a receive slot.
-    fn received(&mut self, slot: u32, frame: &[u8]);
-
-    /// Processes the completion of a SEND.
-    fn sent(&mut self, slot: u32);
-
-    /// Returns the next instruction or event.
-    fn poll_output(&mut self) -> Option<Output>;
-
-    /// Executes an instruction, or notes an event. Adds the wakers of the tasks to wake to `woken`.
-    fn act(&mut self, output: Output, requests: &mut Requests, woken: &mut Vec<Waker>);
-
+/// The protocol of a session, which also has the requests of long messages.
+pub(super) trait Drive: Protocol<Requests> {
     /// Processes the completion of a request for a long message. Only messages have such requests.
     fn long_completed(&mut self, _: Long, _: &mut Requests) {}
 
@@ -40,14 +28,9 @@ pub(super) trait Protocol: fmt::Debug + Send + 'static {
         Self: Sized,
     {
     }
-
-    /// Ends the protocol, because the queue pair has been destroyed.
-    fn lost(&mut self);
-
-    /// Returns whether the next completion of a receive, and of a SEND, must be processed although no task calls the
-    /// session.
-    fn awaits(&self) -> (bool, bool);
 }
+
+impl Drive for StreamState {}
 
 /// A session, which the handles of the program share.
 pub(super) struct Session<P> {
@@ -64,25 +47,23 @@ pub(super) struct State<P> {
     pub(super) protocol: P,
     pub(super) requests: Requests,
     /// The tasks to wake after the lock is released.
-    woken: Vec<Waker>,
-    /// The error with which the connection has ended, to report after the lock is released.
-    ended: Option<ConnectionError>,
+    pub(super) woken: Vec<Waker>,
 }
 
-impl<P: Protocol> Session<P> {
+impl<P: Drive> Session<P> {
     /// Creates a session and posts its receives.
     pub(super) fn new(
         connection: Connection,
-        memory: Memory,
-        slots: u32,
+        slots: Slots,
         mut protocol: P,
         linger: Linger,
     ) -> Arc<Self> {
-        let mut requests = Requests::new(connection.clone(), memory);
-        (0..slots).for_each(|slot| requests.post_receive(slot));
+        let receives = slots.receives();
+        let mut requests = Requests::new(connection.clone(), slots);
+        (0..receives).for_each(|slot| requests.post_receive(slot));
         Arc::new_cyclic(|session| {
             protocol.enter(session);
-            let state = Mutex::new(State { protocol, requests, woken: Vec::new(), ended: None });
+            let state = Mutex::new(State { protocol, requests, woken: Vec::new() });
             let waker = Waker::from(Arc::new(Hook(Weak::clone(session))));
             Self { state, connection, waker, linger, this: Weak::clone(session) }
         })
@@ -170,7 +151,7 @@ impl<P: Protocol> Session<P> {
                 break;
             }
         }
-        let ended = state.ended.take();
+        let ended = state.protocol.end().take_unreported();
         let mut woken =
             if state.woken.is_empty() { Vec::new() } else { mem::take(&mut state.woken) };
         let has_failed = state.requests.closes_with_error();
@@ -194,20 +175,12 @@ impl<P: Protocol> Session<P> {
     }
 }
 
-impl<P: Protocol> State<P> {
-    /// Executes an instruction, or notes an event.
-    pub(super) fn act(&mut self, output: Output) {
-        if let Output::Ended(error) = &output {
-            self.ended = *error;
-        }
-        self.protocol.act(output, &mut self.requests, &mut self.woken);
-    }
-
+impl<P: Drive> State<P> {
     /// Processes completions that were delivered, and executes the instructions of the protocol.
     fn settle(&mut self) {
         loop {
             while let Some(output) = self.protocol.poll_output() {
-                self.act(output);
+                self.protocol.act(output, &mut self.requests, &mut self.woken);
             }
             match self.requests.next() {
                 Some(completed) => self.complete(completed),
@@ -220,7 +193,7 @@ impl<P: Protocol> State<P> {
         match completed {
             Completed::Received { slot, buffer, length } => {
                 self.protocol.received(slot, buffer.get(..length).unwrap_or_default());
-                self.requests.set_receive(slot, buffer);
+                self.requests.slots().set_receive(slot, buffer);
             }
             Completed::Sent { slot } => self.protocol.sent(slot),
             Completed::Long(long) => self.protocol.long_completed(long, &mut self.requests),
@@ -235,9 +208,33 @@ impl<P: Protocol> State<P> {
     }
 }
 
-impl<P: Protocol> Turn for Session<P> {
+impl<P: Drive> Turn for Session<P> {
     fn run(&self) {
         self.with(|_| ());
+    }
+}
+
+impl State<StreamState> {
+    /// Returns the memory of a chunk to its slot.
+    pub(super) fn release(&mut self, arrived: Arrived) {
+        self.protocol.release(arrived, &mut self.requests);
+    }
+
+    /// Releases what has arrived, and discards what arrives later.
+    pub(super) fn stop(&mut self) {
+        self.protocol.stop(&mut self.requests);
+    }
+
+    /// Posts as many of the bytes as can be posted now. Returns their number.
+    ///
+    /// # Errors
+    /// If the stream accepts no bytes, and none of these was posted.
+    pub(super) fn poll_write(
+        &mut self,
+        bytes: &[IoSlice<'_>],
+        waker: &mut Option<Waker>,
+    ) -> Poll<io::Result<usize>> {
+        self.protocol.poll_write(bytes, waker, &mut self.requests)
     }
 }
 
@@ -250,28 +247,10 @@ impl<P> fmt::Debug for Session<P> {
 /// The waker of the requests of a session.
 struct Hook<P>(Weak<Session<P>>);
 
-impl<P: Protocol> Wake for Hook<P> {
+impl<P: Drive> Wake for Hook<P> {
     fn wake(self: Arc<Self>) {
         if let Some(session) = self.0.upgrade() {
             turns::wake(session);
         }
-    }
-}
-
-/// Registers a waker, if there is one. Moves the earlier one to `waker`, for the caller to drop without the lock.
-pub(super) const fn wait(waiting: &mut Option<Waker>, waker: &mut Option<Waker>) {
-    if waker.is_some() {
-        mem::swap(waiting, waker);
-    }
-}
-
-/// Reports the end of a connection whose peer has broken the protocol.
-fn report(error: ConnectionError, peer: Option<SocketAddr>) {
-    match error {
-        ConnectionError::Aborted => {}
-        ConnectionError::Lost | ConnectionError::PeerClosed(_) => {
-            tracing::debug!(%error, ?peer, "a stream or a connection for messages has ended");
-        }
-        _ => tracing::warn!(%error, ?peer, "a peer has broken the protocol"),
     }
 }

@@ -1,6 +1,5 @@
 //! Streams of bytes.
 
-mod bytes;
 pub(super) mod chunk;
 pub(super) mod read_half;
 pub(super) mod write_half;
@@ -10,19 +9,18 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use rdma_connect::ConnectError;
+use rdma_connect::messaging::{Options, Slots, StreamState, check_depths, limits_of, linger_of};
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::ToSocketAddrs;
 
-use self::bytes::Bytes;
 use self::chunk::Chunk;
 use self::read_half::ReadHalf;
 use self::write_half::WriteHalf;
-use super::linger::{Leave, Linger};
-use super::options::Options;
-use super::requests::Memory;
+use super::linger::Linger;
+use super::requests::allocate;
 use super::session::Session;
 use crate::buffer::pool::Pool;
 use crate::connection::Connection;
@@ -113,7 +111,7 @@ impl Stream {
     /// # Panics
     /// If this is not called within a tokio runtime with time.
     pub async fn new(connection: Connection, pool: &Pool, options: Options) -> io::Result<Self> {
-        let memory = options.allocate(pool).await?;
+        let memory = allocate(pool, &options).await?;
         let stream = Self::prepare(connection, memory, pool, &options)?;
         stream.start();
         Ok(stream)
@@ -122,15 +120,15 @@ impl Stream {
     /// Creates a stream whose receives are posted, but that sends nothing yet.
     pub(super) fn prepare(
         connection: Connection,
-        memory: Memory,
+        slots: Slots,
         _: &Pool,
         options: &Options,
     ) -> io::Result<Self> {
-        let linger = Linger::new(options.linger);
-        options.check(&connection)?;
-        let machine = rdma_message::Stream::new(&options.limits).map_err(io::Error::other)?;
-        let slots = options.limits.receive_slots();
-        let session = Session::new(connection, memory, slots, Bytes::new(machine), linger);
+        let linger = Linger::new(linger_of(options));
+        check_depths(options, connection.inner().depths)?;
+        let limits = limits_of(options, false);
+        let machine = rdma_message::Stream::new(&limits).map_err(io::Error::other)?;
+        let session = Session::new(connection, slots, StreamState::new(machine), linger);
         let reader = ReadHalf::new(Arc::clone(&session));
         Ok(Self { reader, writer: WriteHalf::new(session) })
     }
@@ -169,21 +167,6 @@ impl Stream {
     /// `Unsupported` if the connection was not made by address.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.reader.peer_addr()
-    }
-}
-
-impl Leave for Bytes {
-    fn leave(&mut self) -> bool {
-        self.halves = self.halves.saturating_sub(1);
-        self.halves == 0
-    }
-
-    fn poll_ended(&mut self, waker: &mut Option<Waker>) -> Poll<()> {
-        self.poll_ended(waker)
-    }
-
-    fn has_ended(&self) -> bool {
-        self.has_ended()
     }
 }
 

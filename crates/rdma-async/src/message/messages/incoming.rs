@@ -5,18 +5,17 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use rdma_connect::messaging::{Body, Content, MessageError, Start};
+#[cfg(feature = "serde")]
+use rdma_connect::{ValueError, ValueExt as _};
 use rdma_mem::Buffer;
 use rdma_message::frame::CallId;
 #[cfg(feature = "serde")]
 use serde::de::DeserializeOwned;
 
-use super::body::Body;
-use super::error::MessageError;
-use super::mailbox::{Content, Mailbox, Start};
+use super::mailbox::Mailbox;
 use super::run;
 use crate::buffer::pool::PoolError;
-#[cfg(feature = "serde")]
-use crate::buffer::value::{ValueError, ValueExt as _};
 use crate::message::session::Session;
 
 /// A message, a request or a reply of the peer. Dereferences to its bytes.
@@ -117,7 +116,7 @@ impl Drop for Message {
             return;
         }
         if let Some(request) = self.request.take() {
-            self.session.with(|state| state.protocol.refuse(request));
+            self.session.with(|state| state.protocol.shared.refuse(request));
         }
     }
 }

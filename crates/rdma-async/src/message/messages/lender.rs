@@ -2,6 +2,7 @@
 
 use std::mem;
 
+use rdma_connect::messaging::Lent;
 use rdma_mem::{Buffer, BufferPool};
 use rdma_message::Operation;
 use rdma_message::frame::Remote;
@@ -10,17 +11,6 @@ use crate::buffer::held::sealed::Lease as _;
 use crate::buffer::window::Window;
 use crate::message::requests::Requests;
 use crate::message::turns;
-
-/// The outcome of a request to lend.
-#[derive(Debug)]
-pub(super) enum Lent {
-    /// The bind is posted.
-    Begun,
-    /// A window will be free when an invalidation completes.
-    Later(Buffer),
-    /// The memory cannot be lent.
-    Refused(Buffer),
-}
 
 /// A window that lends one message at a time.
 #[derive(Debug, Default)]

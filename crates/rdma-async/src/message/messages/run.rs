@@ -4,12 +4,10 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use rdma_connect::messaging::{Body, Content, MessageError, Start, Ticket};
 use tokio::task::coop::consume_budget;
 
-use super::body::Body;
-use super::error::MessageError;
-use super::mailbox::{Content, Mailbox, Start};
-use super::operations::Ticket;
+use super::mailbox::Mailbox;
 use crate::message::session::Session;
 
 /// Starts an operation and waits for its result. Calls `started` after the start. If the future is dropped, the
@@ -23,7 +21,7 @@ pub(super) async fn run(
     // Without a budget, a task whose messages are always sent at once would starve other tasks.
     consume_budget().await;
     let begin = poll_fn(|cx| {
-        session.poll_with(cx, |state, waker| state.poll_start(start, &mut content, waker))
+        session.poll_with(cx, |state, waker| state.poll_start((start, &mut content), waker))
     });
     let mut running = Running { session, ticket: Some(begin.await?) };
     started();
@@ -40,8 +38,9 @@ struct Running<'s> {
 impl Running<'_> {
     fn poll(&mut self, cx: &Context<'_>) -> Poll<Result<Body, MessageError>> {
         let Some(ticket) = self.ticket else { unreachable!("polled after it was ready") };
-        let polled =
-            self.session.poll_with(cx, |state, waker| state.protocol.poll_result(ticket, waker));
+        let polled = self
+            .session
+            .poll_with(cx, |state, waker| state.protocol.shared.poll_result(ticket, waker));
         if polled.is_ready() {
             self.ticket = None;
         }
@@ -54,7 +53,7 @@ impl Drop for Running<'_> {
         if let Some(ticket) = self.ticket
             && self.session.is_of_this_process()
         {
-            drop(self.session.with(|state| state.protocol.abandon(ticket)));
+            drop(self.session.with(|state| state.protocol.shared.abandon(ticket)));
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
+use rdma_connect::messaging::Requests as _;
 use rdma_mem::{Buffer, BufferPool, RemoteMemoryRegion};
 use rdma_message::Incoming;
 use rdma_message::frame::Remote;

@@ -5,7 +5,8 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use super::bytes::{Arrived, Bytes};
+use rdma_connect::messaging::{Arrived, StreamState, chunk_bytes};
+
 use crate::message::session::Session;
 
 /// Bytes of a stream in the memory where they arrived, returned by [`Stream::read_chunk`](crate::message::Stream::read_chunk).
@@ -13,7 +14,7 @@ use crate::message::session::Session;
 /// The memory is used again when the chunk is dropped. Chunks may be dropped in any order, also after the stream. A
 /// program that keeps all chunks of a stream stops its peer, which has no memory left to send into.
 pub struct Chunk {
-    session: Arc<Session<Bytes>>,
+    session: Arc<Session<StreamState>>,
     /// `None` while the chunk is dropped.
     arrived: Option<Arrived>,
     /// The number of bytes that were read before.
@@ -21,22 +22,20 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    pub(super) const fn new(session: Arc<Session<Bytes>>, arrived: Arrived, start: usize) -> Self {
+    pub(super) const fn new(
+        session: Arc<Session<StreamState>>,
+        arrived: Arrived,
+        start: usize,
+    ) -> Self {
         Self { session, arrived: Some(arrived), start }
     }
-}
-
-/// Returns the bytes of a chunk.
-pub(super) fn bytes((chunk, buffer): &Arrived) -> &[u8] {
-    let start = chunk.start() as usize;
-    buffer.get(start..start + chunk.len() as usize).unwrap_or_default()
 }
 
 impl Deref for Chunk {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        let bytes = self.arrived.as_ref().map_or(&[][..], bytes);
+        let bytes = self.arrived.as_ref().map_or(&[][..], chunk_bytes);
         bytes.get(self.start..).unwrap_or_default()
     }
 }

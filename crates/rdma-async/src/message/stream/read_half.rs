@@ -8,11 +8,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use rdma_connect::messaging::{Arrived, StreamState, chunk_bytes};
 use tokio::io::{AsyncBufRead, AsyncRead, ReadBuf};
 use tokio::task::coop::poll_proceed;
 
-use super::bytes::{Arrived, Bytes};
-use super::chunk::{self, Chunk};
+use super::chunk::Chunk;
 use crate::message::session::Session;
 
 /// The half of a [`Stream`](crate::message::Stream) that reads, created by [`Stream::into_split`](crate::message::Stream::into_split).
@@ -20,7 +20,7 @@ use crate::message::session::Session;
 /// Dropping it discards what the peer has sent and will send. The peer's writes then fail with `BrokenPipe`.
 #[derive(Debug)]
 pub struct ReadHalf {
-    session: Arc<Session<Bytes>>,
+    session: Arc<Session<StreamState>>,
     /// The chunk that is being read.
     current: Option<Arrived>,
     /// The number of its bytes that were read.
@@ -28,7 +28,7 @@ pub struct ReadHalf {
 }
 
 impl ReadHalf {
-    pub(super) const fn new(session: Arc<Session<Bytes>>) -> Self {
+    pub(super) const fn new(session: Arc<Session<StreamState>>) -> Self {
         Self { session, current: None, start: 0 }
     }
 
@@ -65,7 +65,7 @@ impl ReadHalf {
     }
 
     fn rest(&self) -> &[u8] {
-        let bytes = self.current.as_ref().map_or(&[][..], chunk::bytes);
+        let bytes = self.current.as_ref().map_or(&[][..], chunk_bytes);
         bytes.get(self.start..).unwrap_or_default()
     }
 

@@ -6,10 +6,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use rdma_connect::messaging::StreamState;
 use tokio::io::AsyncWrite;
 use tokio::task::coop::poll_proceed;
 
-use super::bytes::Bytes;
 use crate::message::session::Session;
 
 /// The half of a [`Stream`](crate::message::Stream) that writes, created by [`Stream::into_split`](crate::message::Stream::into_split).
@@ -17,15 +17,15 @@ use crate::message::session::Session;
 /// Dropping it ends this end's stream, like `shutdown` without waiting.
 #[derive(Debug)]
 pub struct WriteHalf {
-    session: Arc<Session<Bytes>>,
+    session: Arc<Session<StreamState>>,
 }
 
 impl WriteHalf {
-    pub(super) const fn new(session: Arc<Session<Bytes>>) -> Self {
+    pub(super) const fn new(session: Arc<Session<StreamState>>) -> Self {
         Self { session }
     }
 
-    pub(super) const fn session(&self) -> &Arc<Session<Bytes>> {
+    pub(super) const fn session(&self) -> &Arc<Session<StreamState>> {
         &self.session
     }
 

@@ -93,7 +93,7 @@ async fn reported() {
     let owned = Arc::new(Mutex::new(Some(writer)));
     let dropped = Arc::clone(&owned);
     let hears = Hears(move |event: Event| {
-        if event.target.starts_with("rdma_async::message") {
+        if event.target.starts_with("rdma_connect::messaging") {
             let writer = dropped.lock().unwrap().take();
             drop(writer);
         }

@@ -201,7 +201,7 @@ fn short_queues_are_refused() {
         let pool = Pool::from(host.pool.clone());
         let error = Stream::new(one.clone(), &pool, Options::new()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
-        assert!(error.to_string().contains("`Options::fit`"), "{error}");
+        assert!(error.to_string().contains("with `fit`"), "{error}");
         let error = Stream::new(one, &pool, Options::new().receives(0)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
     });

@@ -1,9 +1,11 @@
 //! Errors of messages.
 
+use std::time::Duration;
+
 use rdma_message::{ConnectionError, OperationError, SendError};
 
 #[cfg(feature = "serde")]
-use crate::buffer::value::ValueError;
+use crate::value::ValueError;
 
 /// An error from sending or receiving messages.
 #[derive(thiserror::Error)]
@@ -24,6 +26,14 @@ pub enum MessageError {
     /// The connection has ended.
     #[error(transparent)]
     Ended(#[from] ConnectionError),
+    /// The time limit of a blocking call has expired. The connection stays usable.
+    #[error(
+        "the call has not ended within its limit of {limit:?}: the peer is slow, or the limit is short"
+    )]
+    TimedOut {
+        /// The time limit.
+        limit: Duration,
+    },
     /// The value cannot be encoded.
     #[cfg(feature = "serde")]
     #[error(transparent)]
@@ -36,6 +46,7 @@ rdma_types::debug_messages!(
         NotSent(it),
         Operation { error, ended },
         Ended(it),
+        TimedOut { limit },
         Value(it),
     }
 );
@@ -46,5 +57,6 @@ rdma_types::debug_messages!(
         NotSent(it),
         Operation { error, ended },
         Ended(it),
+        TimedOut { limit },
     }
 );

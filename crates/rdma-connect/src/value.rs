@@ -1,11 +1,13 @@
 //! Values of any structure in memory, encoded with serde.
 
+mod bounded;
+
 use std::marker::PhantomData;
 
 use serde::Serialize;
 use serde::de::{DeserializeOwned, DeserializeSeed};
 
-use super::bounded::{Bounded, Bounds};
+use self::bounded::{Bounded, Bounds};
 
 /// Encodes values of any structure into bytes, for example the bytes of a buffer or a region, and decodes them.
 ///
@@ -15,7 +17,7 @@ use super::bounded::{Bounded, Bounds};
 ///
 /// # Examples
 /// ```
-/// use rdma_async::{Region, ValueExt};
+/// use rdma_connect::ValueExt;
 ///
 /// #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 /// struct Order {
@@ -23,58 +25,12 @@ use super::bounded::{Bounded, Bounds};
 ///     counts: Vec<u32>,
 /// }
 ///
-/// # rdma_soft::install();
-/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
-/// let mut region = Region::allocate(&pd, 4096)?;
+/// let mut bytes = [0; 4096];
 /// let order = Order { item: "apples".into(), counts: vec![1, 2, 300] };
-/// let length = region.put_value(&order)?;
+/// let length = bytes.put_value(&order)?;
 /// assert_eq!(length, 12);
-/// assert_eq!(region.value::<Order>()?, order);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-/// A client writes an order into memory borrowed from the server and hands that memory over. The server receives it:
-/// ```
-/// use std::time::Duration;
-/// use rdma_async::{Connection, Pool, ValueExt};
-/// use rdma_mem::AccessFlags;
-///
-/// type Any = Box<dyn std::error::Error + Send + Sync>;
-///
-/// #[derive(serde::Serialize, serde::Deserialize)]
-/// struct Order {
-///     item: String,
-///     counts: Vec<u32>,
-/// }
-///
-/// async fn place(server: &Connection, pool: &Pool, order: &Order) -> Result<(), Any> {
-///     let mut bytes = pool.allocate(4096).await?;
-///     bytes.put_value(order)?;
-///     let write = AccessFlags::new().with_remote_write();
-///     let memory = server.borrow(bytes.len(), write, Duration::from_secs(5)).await?;
-///     memory.write(bytes).await?;
-///     memory.hand_over();
-///     Ok(())
-/// }
-///
-/// async fn take(client: &Connection) -> Result<Order, Any> {
-///     Ok(client.receive_region().await?.value()?)
-/// }
-/// # rdma_soft::install();
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
-/// # let driver = rdma_async::Driver::spawn(pd.context())?;
-/// # let limits = rdma_async::LeaseLimits::new(AccessFlags::new().with_remote_write());
-/// # let options = rdma_async::ConnectionOptions::new(&pd).lease_limits(limits);
-/// # let listener = driver.listen("127.0.0.1:0", options.clone()).await?;
-/// # let connect = driver.connect(listener.local_addr(), options);
-/// # let (client, server) = tokio::join!(connect, listener.accept());
-/// # let ((client, _), server) = (client?, server?);
-/// # let order = Order { item: "apples".into(), counts: vec![1, 2, 300] };
-/// # place(&client, &Pool::new(&pd), &order).await?;
-/// # let taken = take(&server).await?;
-/// # assert_eq!((taken.item, taken.counts), (order.item, order.counts));
-/// # Ok::<(), Any>(()) })?;
-/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+/// assert_eq!(bytes.value::<Order>()?, order);
+/// # Ok::<(), rdma_connect::ValueError>(())
 /// ```
 pub trait ValueExt {
     /// Encodes the value at the beginning of the bytes. Returns the number of bytes written.
@@ -134,6 +90,14 @@ impl ValueExt for [u8] {
             ValueError::Malformed(bounds.beyond().map_or_else(|| error.to_string(), str::to_owned))
         })
     }
+}
+
+/// Encodes a value, for a message.
+///
+/// # Errors
+/// [`ValueError::NotWritten`] if the format cannot represent the value.
+pub fn to_bytes<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, ValueError> {
+    postcard::to_stdvec(value).map_err(|error| ValueError::NotWritten(error.to_string()))
 }
 
 #[cfg(test)]

@@ -7,11 +7,10 @@ use std::task::{Poll, Waker};
 use rdma_mem::Buffer;
 use rdma_message::{self as machine, ConnectionError, Output, SendError, Transmit};
 
-use crate::message::requests::Requests;
-use crate::message::session::{Protocol, State, wait};
+use super::{End, Protocol, Requests, wait};
 
 /// A chunk of a receive slot, with the memory of the slot.
-pub(super) type Arrived = (machine::Chunk, Buffer);
+pub type Arrived = (machine::Chunk, Buffer);
 
 /// The tasks that wait, by what they wait for.
 #[derive(Debug, Default)]
@@ -25,8 +24,9 @@ struct Waiting {
 /// before its credit is used up.
 const UNPOLLED: u32 = 8;
 
+/// The state of a stream.
 #[derive(Debug)]
-pub(super) struct Bytes {
+pub struct StreamState {
     machine: machine::Stream,
     arrived: VecDeque<Arrived>,
     waiting: Waiting,
@@ -38,14 +38,15 @@ pub(super) struct Bytes {
     has_stopped: bool,
     /// The number of frames that were posted since the completion queue was polled.
     unpolled: u32,
-    /// The reason of the end. The inner `None` means that both ends have finished.
-    ended: Option<Option<ConnectionError>>,
+    end: End,
     /// The number of halves that the program has.
-    pub(super) halves: u8,
+    halves: u8,
 }
 
-impl Bytes {
-    pub(super) fn new(machine: machine::Stream) -> Self {
+impl StreamState {
+    /// Creates the state for a protocol. The program has two halves.
+    #[must_use]
+    pub fn new(machine: machine::Stream) -> Self {
         Self {
             machine,
             arrived: VecDeque::new(),
@@ -55,23 +56,23 @@ impl Bytes {
             has_finished: false,
             has_stopped: false,
             unpolled: 0,
-            ended: None,
+            end: End::default(),
             halves: 2,
         }
     }
 
     /// Returns the next chunk, `None` at the end of the peer's stream.
-    pub(super) fn poll_next(
-        &mut self,
-        waker: &mut Option<Waker>,
-    ) -> Poll<io::Result<Option<Arrived>>> {
+    ///
+    /// # Errors
+    /// If the connection has ended before.
+    pub fn poll_next(&mut self, waker: &mut Option<Waker>) -> Poll<io::Result<Option<Arrived>>> {
         if let Some(arrived) = self.arrived.pop_front() {
             return Poll::Ready(Ok(Some(arrived)));
         }
         if self.has_peer_finished {
             return Poll::Ready(Ok(None));
         }
-        if let Some(error) = self.ended {
+        if let Some(error) = self.end.reason() {
             return Poll::Ready(Err(cut_off(error)));
         }
         wait(&mut self.waiting.reader, waker);
@@ -79,7 +80,7 @@ impl Bytes {
     }
 
     /// Returns true, at most once per some frames, if the writer is to poll the completion queue.
-    pub(super) const fn must_poll(&mut self) -> bool {
+    pub const fn must_poll(&mut self) -> bool {
         let must = self.unpolled >= UNPOLLED;
         if must {
             self.unpolled = 0;
@@ -88,32 +89,22 @@ impl Bytes {
     }
 
     /// Ready when the peer's device has everything, with the end of the stream.
-    pub(super) fn poll_flushed(&mut self, waker: &mut Option<Waker>) -> Poll<io::Result<()>> {
+    ///
+    /// # Errors
+    /// If the connection has ended before.
+    pub fn poll_flushed(&mut self, waker: &mut Option<Waker>) -> Poll<io::Result<()>> {
         if self.has_flushed {
             return Poll::Ready(Ok(()));
         }
-        if let Some(error) = self.ended {
+        if let Some(error) = self.end.reason() {
             return Poll::Ready(Err(cut_off(error)));
         }
         wait(&mut self.waiting.writer, waker);
         Poll::Pending
     }
 
-    /// Ready when the connection has ended.
-    pub(super) fn poll_ended(&mut self, waker: &mut Option<Waker>) -> Poll<()> {
-        if self.ended.is_some() {
-            return Poll::Ready(());
-        }
-        wait(&mut self.waiting.end, waker);
-        Poll::Pending
-    }
-
-    pub(super) const fn has_ended(&self) -> bool {
-        self.ended.is_some()
-    }
-
     /// Ends this end's stream.
-    pub(super) fn finish(&mut self) {
+    pub fn finish(&mut self) {
         self.has_finished = true;
         self.machine.finish();
     }
@@ -127,27 +118,25 @@ impl Bytes {
     fn refusal(&self, error: SendError) -> Option<io::Error> {
         match error {
             SendError::NotOpen => None,
-            SendError::Ended => Some(self.ended.map_or_else(ending, cut_off)),
+            SendError::Ended => Some(self.end.reason().map_or_else(ending, cut_off)),
             error => Some(io::Error::new(ErrorKind::BrokenPipe, error)),
         }
     }
-}
 
-impl State<Bytes> {
     /// Returns the memory of a chunk to its slot.
-    pub(super) fn release(&mut self, (chunk, buffer): Arrived) {
-        self.requests.set_receive(chunk.slot(), buffer);
-        self.protocol.machine.release(chunk);
+    pub fn release(&mut self, (chunk, buffer): Arrived, requests: &mut impl Requests) {
+        requests.slots().set_receive(chunk.slot(), buffer);
+        self.machine.release(chunk);
     }
 
     /// Releases what has arrived, and discards what arrives later.
-    pub(super) fn stop(&mut self) {
-        while let Some(arrived) = self.protocol.arrived.pop_front() {
-            self.release(arrived);
+    pub fn stop(&mut self, requests: &mut impl Requests) {
+        while let Some(arrived) = self.arrived.pop_front() {
+            self.release(arrived, requests);
         }
-        if !self.protocol.has_peer_finished {
-            self.protocol.has_stopped = true;
-            self.protocol.machine.stop();
+        if !self.has_peer_finished {
+            self.has_stopped = true;
+            self.machine.stop();
         }
     }
 
@@ -155,20 +144,21 @@ impl State<Bytes> {
     ///
     /// # Errors
     /// If the stream accepts no bytes, and none of these was posted.
-    pub(super) fn poll_write(
+    pub fn poll_write(
         &mut self,
         bytes: &[IoSlice<'_>],
         waker: &mut Option<Waker>,
+        requests: &mut impl Requests,
     ) -> Poll<io::Result<usize>> {
         let mut rest = Rest::new(bytes);
         while rest.length > 0 {
-            let written = match self.protocol.machine.write(rest.length) {
+            let written = match self.machine.write(rest.length) {
                 Ok(Some(transmit)) => {
-                    self.post(&transmit, &mut rest);
+                    self.post(&transmit, &mut rest, requests);
                     continue;
                 }
                 Ok(None) => None,
-                Err(error) => self.protocol.refusal(error),
+                Err(error) => self.refusal(error),
             };
             if rest.written > 0 {
                 break;
@@ -176,20 +166,20 @@ impl State<Bytes> {
             if let Some(error) = written {
                 return Poll::Ready(Err(error));
             }
-            self.protocol.wait_to_write(waker);
+            self.wait_to_write(waker);
             return Poll::Pending;
         }
         Poll::Ready(Ok(rest.written))
     }
 
-    fn post(&mut self, transmit: &Transmit, rest: &mut Rest<'_, '_>) {
+    fn post(&mut self, transmit: &Transmit, rest: &mut Rest<'_, '_>, requests: &mut impl Requests) {
         let length = match transmit.payload {
             machine::Payload::Stream { len } => len as usize,
             _ => 0,
         };
         let fill = |memory: &mut [u8]| rest.copy_to(memory.get_mut(..length).unwrap_or_default());
-        self.requests.send(transmit.slot, transmit.header.as_bytes(), fill);
-        self.protocol.unpolled += 1;
+        requests.post_send(transmit.slot, transmit.header.as_bytes(), fill);
+        self.unpolled += 1;
     }
 }
 
@@ -228,7 +218,7 @@ impl<'s, 'b> Rest<'s, 'b> {
     }
 }
 
-impl Protocol for Bytes {
+impl<R: Requests> Protocol<R> for StreamState {
     fn received(&mut self, slot: u32, frame: &[u8]) {
         self.machine.received(slot, frame);
     }
@@ -241,14 +231,14 @@ impl Protocol for Bytes {
         self.machine.poll_output()
     }
 
-    fn act(&mut self, output: Output, requests: &mut Requests, woken: &mut Vec<Waker>) {
+    fn act(&mut self, output: Output, requests: &mut R, woken: &mut Vec<Waker>) {
         match output {
             Output::PostReceive(slot) => requests.post_receive(slot),
             Output::Send(transmit) => {
-                requests.send(transmit.slot, transmit.header.as_bytes(), |_| 0);
+                requests.post_send(transmit.slot, transmit.header.as_bytes(), |_| 0);
             }
             Output::Data(chunk) => {
-                if let Some(buffer) = requests.take_receive(chunk.slot()) {
+                if let Some(buffer) = requests.slots().take_receive(chunk.slot()) {
                     self.arrived.push_back((chunk, buffer));
                 }
                 woken.extend(self.waiting.reader.take());
@@ -266,7 +256,7 @@ impl Protocol for Bytes {
             }
             Output::Disconnect(_) => requests.fail(),
             Output::Ended(error) => {
-                self.ended = Some(error);
+                self.end.set(error);
                 let Waiting { reader, writer, end } = &mut self.waiting;
                 woken.extend([reader, writer, end].into_iter().filter_map(Option::take));
             }
@@ -280,10 +270,30 @@ impl Protocol for Bytes {
 
     fn awaits(&self) -> (bool, bool) {
         let Waiting { reader, writer, end } = &self.waiting;
-        let finishes = self.has_finished && !self.has_flushed && self.ended.is_none();
+        let finishes = self.has_finished && !self.has_flushed && self.end.reason().is_none();
         let sends = finishes || writer.is_some() || end.is_some();
         (sends || reader.is_some() || self.has_stopped, sends)
     }
+
+    fn leave(&mut self) -> bool {
+        self.halves = self.halves.saturating_sub(1);
+        self.halves == 0
+    }
+
+    fn await_end(&mut self, waker: &mut Option<Waker>) {
+        wait(&mut self.waiting.end, waker);
+    }
+
+    fn end(&mut self) -> &mut End {
+        &mut self.end
+    }
+}
+
+/// Returns the bytes of a chunk.
+#[must_use]
+pub fn chunk_bytes((chunk, buffer): &Arrived) -> &[u8] {
+    let start = chunk.start() as usize;
+    buffer.get(start..start + chunk.len() as usize).unwrap_or_default()
 }
 
 fn ending() -> io::Error {

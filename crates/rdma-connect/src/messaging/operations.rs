@@ -7,13 +7,11 @@ use rdma_mem::Buffer;
 use rdma_message::{Operation, OperationError};
 
 use super::body::Body;
-use crate::buffer::held::sealed::Lease as _;
-use crate::message::session::wait;
-use crate::message::turns;
+use super::wait;
 
 /// The number of an operation. It is used again after the operation has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ticket(usize);
+pub struct Ticket(usize);
 
 /// The bytes of a message that are still to be sent.
 #[derive(Debug, Default)]
@@ -28,10 +26,11 @@ enum Source {
 }
 
 impl Source {
-    /// Frees the memory, which may be of a pool of the program.
-    fn free(self) {
-        if let Self::Buffer(buffer) = self {
-            turns::free(buffer.into_held());
+    /// Returns the memory to free, which may be of a pool of the program.
+    fn into_buffer(self) -> Option<Buffer> {
+        match self {
+            Self::Buffer(buffer) => Some(buffer),
+            Self::Nothing | Self::Rest(..) => None,
         }
     }
 }
@@ -164,10 +163,7 @@ impl Operations {
         if !matches!(pending.source, Source::Buffer(_)) {
             return None;
         }
-        match self.set_source(ticket, Source::Nothing) {
-            Source::Buffer(buffer) => Some(buffer),
-            Source::Nothing | Source::Rest(..) => None,
-        }
+        self.set_source(ticket, Source::Nothing).into_buffer()
     }
 
     /// Returns memory that cannot be lent.
@@ -177,23 +173,27 @@ impl Operations {
         }
     }
 
-    /// Copies a part of a message whose bytes were kept. Returns the length.
-    pub(super) fn copy(&mut self, operation: Operation, at: u32, memory: &mut [u8]) -> usize {
-        let Some((ticket, pending)) = self.of(operation) else { return 0 };
+    /// Copies a part of a message whose bytes were kept. Returns the length, and the memory to free after the last part.
+    pub(super) fn copy(
+        &mut self,
+        operation: Operation,
+        at: u32,
+        memory: &mut [u8],
+    ) -> (usize, Option<Buffer>) {
+        let Some((ticket, pending)) = self.of(operation) else { return (0, None) };
         let (bytes, start): (&[u8], u32) = match &pending.source {
-            Source::Nothing => return 0,
+            Source::Nothing => return (0, None),
             Source::Rest(rest, start) => (rest, *start),
             Source::Buffer(buffer) => (buffer, 0),
         };
         let from = (at - start) as usize;
         let part = bytes.get(from..).and_then(|rest| rest.get(..memory.len()));
-        let Some(part) = part else { return 0 };
+        let Some(part) = part else { return (0, None) };
         memory.copy_from_slice(part);
         let (length, is_last) = (part.len(), from + part.len() == bytes.len());
-        if is_last {
-            self.set_source(ticket, Source::Nothing).free();
-        }
-        length
+        let spent =
+            if is_last { self.set_source(ticket, Source::Nothing) } else { Source::Nothing };
+        (length, spent.into_buffer())
     }
 
     /// Keeps the reply to a call.
@@ -203,23 +203,23 @@ impl Operations {
         }
     }
 
-    /// Ends an operation. Returns its task.
+    /// Ends an operation. Returns its task, and the memory to free.
     pub(super) fn complete(
         &mut self,
         operation: Operation,
         result: Result<(), OperationError>,
-    ) -> Option<Waker> {
-        let (ticket, pending) = self.of(operation)?;
+    ) -> (Option<Waker>, Option<Buffer>) {
+        let Some((ticket, pending)) = self.of(operation) else { return (None, None) };
         let was_sending = pending.is_sending();
         pending.result = Some(result);
-        mem::take(&mut pending.source).free();
+        let spent = mem::take(&mut pending.source).into_buffer();
         let (is_abandoned, waker) = (pending.is_abandoned, pending.waker.take());
         self.live -= 1;
         self.sending -= usize::from(was_sending);
         if is_abandoned {
             self.remove(ticket);
         }
-        waker
+        (waker, spent)
     }
 
     fn remove(&mut self, ticket: Ticket) -> Option<Pending> {

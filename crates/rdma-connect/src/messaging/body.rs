@@ -5,17 +5,28 @@ use rdma_message::Incoming;
 
 /// The bytes of a message.
 #[derive(Debug, Default)]
-pub(super) enum Body {
+#[non_exhaustive]
+pub enum Body {
+    /// An empty message.
     #[default]
     Empty,
     /// A message in memory of the pool: where it arrived, or a copy if it is short.
-    Part { buffer: Buffer, start: usize, length: usize },
+    Part {
+        /// The memory.
+        buffer: Buffer,
+        /// The offset of the message.
+        start: usize,
+        /// The length of the message.
+        length: usize,
+    },
     /// A message whose parts were copied.
     Copy(Vec<u8>),
 }
 
 impl Body {
-    pub(super) fn bytes(&self) -> &[u8] {
+    /// Returns the bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Empty => &[],
             Self::Part { buffer, start, length } => {
@@ -29,7 +40,7 @@ impl Body {
     ///
     /// # Errors
     /// Returns the body.
-    pub(super) fn into_buffer(self) -> Result<Buffer, Self> {
+    pub fn into_buffer(self) -> Result<Buffer, Self> {
         match self {
             Self::Part { buffer, start: 0, length } if length == buffer.len() => Ok(buffer),
             body => Err(body),

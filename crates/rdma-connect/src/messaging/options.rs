@@ -6,15 +6,11 @@ use std::time::Duration;
 use rdma_message::Options as Limits;
 use rdma_qp::QueuePairBuilder;
 
-use super::requests::Memory;
-use crate::buffer::pool::Pool;
-use crate::connection::Connection;
-
 /// The limits of one end of a connection that carries a stream or messages. The two ends may differ.
 ///
 /// # Examples
 /// ```
-/// use rdma_async::message::Options;
+/// use rdma_connect::messaging::Options;
 ///
 /// // For many idle connections.
 /// let options = Options::new().receives(5).sends(8).frame_bytes(1024);
@@ -23,8 +19,8 @@ use crate::connection::Connection;
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Options {
-    pub(super) limits: Limits,
-    pub(super) linger: Duration,
+    limits: Limits,
+    linger: Duration,
 }
 
 impl Options {
@@ -110,29 +106,6 @@ impl Options {
         self
     }
 
-    /// Returns true if this end may lend messages.
-    pub(super) const fn offers(&self) -> bool {
-        self.protocol(true).offers > 0
-    }
-
-    /// Returns the limits of the protocol. This end makes offers only if it `lends`.
-    pub(super) const fn protocol(&self, lends: bool) -> Limits {
-        let mut limits = self.limits;
-        if !lends || limits.offer_bytes == 0 {
-            limits.offers = 0;
-        }
-        if limits.fetch_bytes == 0 {
-            limits.reads = 0;
-        }
-        limits
-    }
-
-    /// Returns the length of the send queue. Each loan has at most one request in it.
-    const fn send_queue(&self) -> u32 {
-        let limits = self.protocol(true);
-        limits.send_queue() + limits.offers
-    }
-
     /// Returns the registered memory of an idle connection in bytes.
     #[must_use]
     pub const fn registered_bytes(&self) -> usize {
@@ -144,45 +117,12 @@ impl Options {
     /// Adjusts the queues of a queue pair to these limits, and lets the peer read memory that is lent to it.
     ///
     /// # Examples
-    /// See [`Stream::new`](super::Stream::new).
+    /// See `Stream::new` of `rdma-async`.
     pub fn fit<'a>(&self, qp: QueuePairBuilder<'a>) -> QueuePairBuilder<'a> {
         let access = qp.granted().with_remote_read();
-        let qp = if self.offers() { qp.access(access) } else { qp };
-        qp.max_send_wr(self.send_queue()).max_recv_wr(self.limits.receive_slots())
-    }
-
-    /// Checks the limits.
-    ///
-    /// # Errors
-    /// `InvalidInput` if a limit is outside its range.
-    pub(super) fn check_limits(&self) -> io::Result<()> {
-        self.limits.check().map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))
-    }
-
-    /// Checks that the queues of a connection are long enough.
-    ///
-    /// # Errors
-    /// `InvalidInput` if they are not.
-    pub(super) fn check(&self, connection: &Connection) -> io::Result<()> {
-        let [sends, receives] = connection.inner().depths;
-        let (wants_sends, wants) = (self.send_queue(), self.limits.receive_slots());
-        if sends >= wants_sends && receives >= wants {
-            return Ok(());
-        }
-        let error = format!(
-            "the queues hold {sends} requests to send and {receives} receives, these options need {wants_sends} and {wants}: \
-             create the queue pair with `Options::fit`"
-        );
-        Err(io::Error::new(ErrorKind::InvalidInput, error))
-    }
-
-    /// Checks the limits, and allocates the memory of a connection.
-    ///
-    /// # Errors
-    /// If a limit is outside its range, or the memory cannot be allocated.
-    pub(super) async fn allocate(&self, pool: &Pool) -> io::Result<Memory> {
-        self.check_limits()?;
-        Memory::allocate(pool, &self.limits).await.map_err(io::Error::other)
+        let qp = if limits_of(self, true).offers > 0 { qp.access(access) } else { qp };
+        let [sends, receives] = depths_of(self);
+        qp.max_send_wr(sends).max_recv_wr(receives)
     }
 }
 
@@ -190,4 +130,54 @@ impl Default for Options {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// Returns the limits of the protocol. The end makes offers only if it `lends`.
+#[must_use]
+pub const fn limits_of(options: &Options, lends: bool) -> Limits {
+    let mut limits = options.limits;
+    if !lends || limits.offer_bytes == 0 {
+        limits.offers = 0;
+    }
+    if limits.fetch_bytes == 0 {
+        limits.reads = 0;
+    }
+    limits
+}
+
+/// Returns the limit that [`Options::linger`] has set.
+#[must_use]
+pub const fn linger_of(options: &Options) -> Duration {
+    options.linger
+}
+
+/// Returns the lengths of the send queue and of the receive queue. Each loan has at most one request in the send queue.
+#[must_use]
+pub const fn depths_of(options: &Options) -> [u32; 2] {
+    let limits = limits_of(options, true);
+    [limits.send_queue() + limits.offers, limits.receive_slots()]
+}
+
+/// Checks that no limit is outside its range.
+///
+/// # Errors
+/// `InvalidInput` otherwise.
+pub fn check_limits(options: &Options) -> io::Result<()> {
+    options.limits.check().map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))
+}
+
+/// Checks that the queues of a connection are long enough: they hold that many sends and receives.
+///
+/// # Errors
+/// `InvalidInput` if they are not.
+pub fn check_depths(options: &Options, [sends, receives]: [u32; 2]) -> io::Result<()> {
+    let [wants_sends, wants] = depths_of(options);
+    if sends >= wants_sends && receives >= wants {
+        return Ok(());
+    }
+    let error = format!(
+        "the queues hold {sends} requests to send and {receives} receives, these options need {wants_sends} and {wants}: \
+         create them with `fit`"
+    );
+    Err(io::Error::new(ErrorKind::InvalidInput, error))
 }

@@ -1,0 +1,171 @@
+//! The part of streams and messages that blocking and asynchronous drivers share.
+//!
+//! The protocol is in `rdma-message`. A driver has the queue pair and the memory ([`Requests`]), and a lock around them
+//! and a [`StreamState`] or a [`Mailbox`]. It passes the wakers of its tasks, or none if its threads wait otherwise.
+
+mod body;
+mod bytes;
+mod error;
+mod mailbox;
+mod operations;
+mod options;
+mod slots;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::task::Waker;
+
+use rdma_mem::{Buffer, BufferPool};
+use rdma_message::frame::{self, CloseReason, Frame, Remote};
+use rdma_message::{ConnectionError, Incoming, Operation, Output};
+
+pub use body::Body;
+pub use bytes::{Arrived, StreamState, chunk_bytes};
+pub use error::MessageError;
+pub use mailbox::{Content, Mailbox, Received, Start};
+pub use operations::Ticket;
+pub use options::{Options, check_depths, check_limits, depths_of, limits_of, linger_of};
+pub use slots::Slots;
+
+/// The requests of a connection, and the memory of its free slots.
+pub trait Requests {
+    /// Returns the memory of the free slots.
+    fn slots(&mut self) -> &mut Slots;
+
+    /// Posts a receive into the memory of a slot, or sets it again if that fails.
+    fn receive(&mut self, slot: u32, buffer: Buffer);
+
+    /// Posts the SEND of the first `length` bytes of a slot's memory, or sets it again if that fails. `closing` is the
+    /// reason if this is a close frame.
+    fn send(&mut self, slot: u32, buffer: Buffer, length: usize, closing: Option<CloseReason>);
+
+    /// Makes the session end. Requests that have completed are still processed.
+    fn fail(&mut self);
+
+    /// Posts a receive into the memory of a slot.
+    fn post_receive(&mut self, slot: u32) {
+        if let Some(buffer) = self.slots().take_receive(slot) {
+            self.receive(slot, buffer);
+        }
+    }
+
+    /// Posts the SEND of a frame. `fill` writes the bytes after the header, and returns their number.
+    fn post_send(&mut self, slot: u32, header: &[u8], fill: impl FnOnce(&mut [u8]) -> usize) {
+        let closing = match Frame::decode(header) {
+            Ok((Frame { body: frame::Body::Close(reason), .. }, _)) => Some(reason),
+            _ => None,
+        };
+        if let Some((buffer, length)) = self.slots().fill(slot, header, fill) {
+            self.send(slot, buffer, length, closing);
+        }
+    }
+}
+
+/// The requests of a connection for messages, with the memory of long messages.
+pub trait LongRequests: Requests {
+    /// Returns the pool of the memory.
+    fn pool(&self) -> &BufferPool;
+
+    /// Returns memory for a message that is to be lent, if there is some now.
+    fn stage(&mut self, length: usize) -> Option<Buffer>;
+
+    /// Reads a message of the peer, and then calls [`Mailbox::fetched`].
+    fn fetch(&mut self, message: Incoming, source: Remote, length: u32);
+
+    /// Makes memory readable by the peer, and then calls [`Mailbox::lent`].
+    fn lend(&mut self, operation: Operation, buffer: Buffer) -> Lent;
+
+    /// Ends the loan of an operation, if there is one.
+    fn end_loan(&mut self, operation: Operation);
+
+    /// Frees memory when the session is not locked.
+    fn free(&mut self, memory: Buffer);
+}
+
+/// The outcome of a request to lend.
+#[derive(Debug)]
+#[allow(clippy::exhaustive_enums)] // a driver returns each
+pub enum Lent {
+    /// The bind is posted.
+    Begun,
+    /// A window will be free later. [`Mailbox::lend`] is then called.
+    Later(Buffer),
+    /// The memory cannot be lent.
+    Refused(Buffer),
+}
+
+/// The protocol of a session, with what has arrived and the tasks that wait for it.
+pub trait Protocol<R>: fmt::Debug + Send + 'static {
+    /// Processes the frame in the memory of a receive slot.
+    fn received(&mut self, slot: u32, frame: &[u8]);
+
+    /// Processes the completion of a SEND.
+    fn sent(&mut self, slot: u32);
+
+    /// Returns the next instruction or event.
+    fn poll_output(&mut self) -> Option<Output>;
+
+    /// Executes an instruction, or notes an event. Adds the wakers of the tasks to wake to `woken`.
+    fn act(&mut self, output: Output, requests: &mut R, woken: &mut Vec<Waker>);
+
+    /// Ends the protocol, because the queue pair has been destroyed.
+    fn lost(&mut self);
+
+    /// Returns whether the next completion of a receive, and of a SEND, must be processed although no task calls the
+    /// session.
+    fn awaits(&self) -> (bool, bool);
+
+    /// Removes a handle of the program. Returns true if it was the last one.
+    fn leave(&mut self) -> bool;
+
+    /// Registers a waker for the end, unless the connection has ended.
+    fn await_end(&mut self, waker: &mut Option<Waker>);
+
+    /// Returns the reason of the end, once. The inner `None` means that both ends have finished.
+    fn end(&mut self) -> &mut End;
+}
+
+/// The end of a connection.
+#[derive(Debug, Default)]
+pub struct End {
+    /// The reason. The inner `None` means that both ends have finished.
+    reason: Option<Option<ConnectionError>>,
+    is_reported: bool,
+}
+
+impl End {
+    pub(crate) const fn set(&mut self, reason: Option<ConnectionError>) {
+        self.reason = Some(reason);
+    }
+
+    /// Returns the reason. The inner `None` means that both ends have finished.
+    #[must_use]
+    pub const fn reason(&self) -> Option<Option<ConnectionError>> {
+        self.reason
+    }
+
+    /// Returns the error that ended the connection, once, for [`report`].
+    pub fn take_unreported(&mut self) -> Option<ConnectionError> {
+        let error = self.reason.flatten().filter(|_| !self.is_reported);
+        self.is_reported |= error.is_some();
+        error
+    }
+}
+
+/// Reports the end of a connection to the subscriber of `tracing`, as a warning if the peer has broken the protocol.
+pub fn report(error: ConnectionError, peer: Option<SocketAddr>) {
+    match error {
+        ConnectionError::Aborted => {}
+        ConnectionError::Lost | ConnectionError::PeerClosed(_) => {
+            tracing::debug!(%error, ?peer, "a stream or a connection for messages has ended");
+        }
+        _ => tracing::warn!(%error, ?peer, "a peer has broken the protocol"),
+    }
+}
+
+/// Registers a waker, if there is one. Moves the earlier one to `waker`, for the caller to drop without the lock.
+const fn wait(waiting: &mut Option<Waker>, waker: &mut Option<Waker>) {
+    if waker.is_some() {
+        std::mem::swap(waiting, waker);
+    }
+}

@@ -1,0 +1,495 @@
+//! The state of a connection for messages: its protocol, what has arrived, and the tasks that wait.
+
+use std::collections::VecDeque;
+use std::task::{Poll, Waker};
+
+use rdma_mem::Buffer;
+use rdma_message::frame::{CallId, Remote};
+use rdma_message::{
+    self as machine, ConnectionError, Delivery, Incoming, Operation, Options as Limits, Output,
+    Payload, SendError, Transmit,
+};
+
+use super::body::{Arriving, Body};
+use super::error::MessageError;
+use super::operations::{Operations, Ticket};
+use super::{End, Lent, LongRequests, Protocol};
+
+/// The kind of an operation that begins.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::exhaustive_enums)] // a driver starts each
+pub enum Start {
+    /// A message without an answer.
+    Send,
+    /// A request.
+    Call,
+    /// The reply to a request.
+    Reply(CallId),
+}
+
+/// The bytes of a message.
+#[derive(Debug)]
+#[allow(clippy::exhaustive_enums)] // a driver passes each
+pub enum Content<'b> {
+    /// Bytes to copy.
+    Bytes(&'b [u8]),
+    /// Registered memory; `None` after the operation has begun.
+    Buffer(Option<Buffer>),
+}
+
+impl Content<'_> {
+    fn length(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Buffer(buffer) => buffer.as_ref().map_or(0, |buffer| buffer.len()),
+        }
+    }
+}
+
+/// Tasks that wait for the same event.
+#[derive(Debug, Default)]
+struct Tasks(Vec<Waker>);
+
+impl Tasks {
+    fn wait(&mut self, waker: &mut Option<Waker>) {
+        let is_new = |waker: &mut Waker| !self.0.iter().any(|known| known.will_wake(waker));
+        self.0.extend(waker.take_if(is_new));
+    }
+
+    const fn are_waiting(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    fn wake(&mut self, woken: &mut Vec<Waker>) {
+        woken.append(&mut self.0);
+    }
+}
+
+/// A message, with its ID if it is a request.
+pub type Received = (Body, Option<CallId>);
+
+#[derive(Debug)]
+struct Delivered {
+    message: Incoming,
+    body: Body,
+    request: Option<CallId>,
+}
+
+/// The state of a connection for messages.
+#[derive(Debug)]
+pub struct Mailbox {
+    machine: machine::Messages,
+    limits: Limits,
+    /// Whether the peer fetches long messages.
+    peer_fetches: bool,
+    operations: Operations,
+    arriving: Arriving,
+    delivered: VecDeque<Delivered>,
+    receivers: Tasks,
+    starters: Tasks,
+    /// The tasks that wait for the end: of this end's messages, or of the connection.
+    enders: Tasks,
+    has_finished: bool,
+    has_flushed: bool,
+    has_peer_finished: bool,
+    /// Whether the program has dropped the connection.
+    has_left: bool,
+    end: End,
+}
+
+impl Mailbox {
+    /// Creates the state for a protocol with these limits.
+    #[must_use]
+    pub fn new(machine: machine::Messages, limits: Limits) -> Self {
+        Self {
+            machine,
+            limits,
+            peer_fetches: false,
+            operations: Operations::default(),
+            arriving: Arriving::default(),
+            delivered: VecDeque::new(),
+            receivers: Tasks::default(),
+            starters: Tasks::default(),
+            enders: Tasks::default(),
+            has_finished: false,
+            has_flushed: false,
+            has_peer_finished: false,
+            has_left: false,
+            end: End::default(),
+        }
+    }
+
+    /// Returns the next message. `None` after the last one.
+    ///
+    /// # Errors
+    /// If the connection has ended before the peer finished.
+    pub fn poll_receive(
+        &mut self,
+        waker: &mut Option<Waker>,
+    ) -> Poll<Result<Option<Received>, MessageError>> {
+        if let Some(Delivered { message, body, request }) = self.delivered.pop_front() {
+            self.machine.taken(message);
+            return Poll::Ready(Ok(Some((body, request))));
+        }
+        if self.has_peer_finished {
+            return Poll::Ready(Ok(None));
+        }
+        if let Some(error) = self.end.reason() {
+            let error = error.unwrap_or(ConnectionError::Lost);
+            return Poll::Ready(Err(MessageError::Ended(error)));
+        }
+        self.receivers.wait(waker);
+        Poll::Pending
+    }
+
+    /// Ready with the result of an operation.
+    ///
+    /// # Errors
+    /// If the operation has failed.
+    pub fn poll_result(
+        &mut self,
+        ticket: Ticket,
+        waker: &mut Option<Waker>,
+    ) -> Poll<Result<Body, MessageError>> {
+        let ended = self.end.reason().flatten();
+        let failed = |error| MessageError::Operation { error, ended };
+        self.operations.poll(ticket, waker).map_err(failed)
+    }
+
+    /// Leaves an operation whose future was dropped. Returns its task, for the caller to drop without the lock.
+    pub fn abandon(&mut self, ticket: Ticket) -> Option<Waker> {
+        let (operation, waker) = self.operations.abandon(ticket)?;
+        self.machine.cancel(operation);
+        waker
+    }
+
+    /// Refuses a request that the program has dropped.
+    pub fn refuse(&mut self, request: CallId) {
+        self.machine.refuse(request);
+    }
+
+    /// Ends this end's messages.
+    pub fn finish(&mut self) {
+        self.has_finished = true;
+        self.machine.finish();
+    }
+
+    /// Ready when the peer's device has all messages, and the end after them.
+    ///
+    /// # Errors
+    /// If the connection has ended before.
+    pub fn poll_flushed(&mut self, waker: &mut Option<Waker>) -> Poll<Result<(), MessageError>> {
+        if self.has_flushed {
+            return Poll::Ready(Ok(()));
+        }
+        if let Some(error) = self.end.reason() {
+            let error = error.unwrap_or(ConnectionError::Lost);
+            return Poll::Ready(Err(MessageError::Ended(error)));
+        }
+        self.enders.wait(waker);
+        Poll::Pending
+    }
+
+    /// Discards what has arrived and will arrive, and ends this end's messages.
+    pub fn leave_program(&mut self) {
+        self.has_left = true;
+        while let Some(Delivered { message, request, .. }) = self.delivered.pop_front() {
+            self.machine.taken(message);
+            if let Some(request) = request {
+                self.machine.refuse(request);
+            }
+        }
+        self.finish();
+    }
+
+    fn begin(&mut self, start: Start, length: usize) -> Result<Operation, SendError> {
+        match start {
+            Start::Send => self.machine.send(length),
+            Start::Call => self.machine.call(length),
+            Start::Reply(request) => self.machine.reply(request, length),
+        }
+    }
+
+    /// Keeps a part of a message, and releases its slot.
+    fn part(
+        &mut self,
+        message: Incoming,
+        length: u32,
+        chunk: machine::Chunk,
+        requests: &mut impl LongRequests,
+    ) {
+        let slot = chunk.slot();
+        let Some(buffer) = requests.slots().take_receive(slot) else { return };
+        let (start, part) = (chunk.start() as usize, chunk.len() as usize);
+        let bytes = buffer.get(start..start + part).unwrap_or_default();
+        let frame_bytes = self.limits.receive_bytes as usize;
+        if chunk.len() != length {
+            self.arriving.append(message, bytes);
+        } else if part * 2 >= frame_bytes
+            && let Ok(Some(spare)) = requests.pool().try_allocate(frame_bytes)
+        {
+            // The message keeps the memory where it arrived.
+            requests.slots().set_receive(slot, spare);
+            self.arriving.add(message, Body::Part { buffer, start, length: part });
+            return self.machine.release(chunk);
+        } else if let Ok(Some(mut copy)) = requests.pool().try_allocate(part) {
+            copy.copy_from_slice(bytes);
+            self.arriving.add(message, Body::Part { buffer: copy, start: 0, length: part });
+        } else {
+            self.arriving.append(message, bytes);
+        }
+        requests.slots().set_receive(slot, buffer);
+        self.machine.release(chunk);
+    }
+
+    fn deliver(&mut self, message: Incoming, delivery: Delivery) {
+        let body = self.arriving.take(message);
+        let request = match delivery {
+            Delivery::Reply(operation) => return self.operations.reply(operation, body),
+            Delivery::Request(request) => Some(request),
+            _ => None,
+        };
+        if self.has_left {
+            self.machine.taken(message);
+            request.into_iter().for_each(|request| self.machine.refuse(request));
+        } else {
+            self.delivered.push_back(Delivered { message, body, request });
+        }
+    }
+
+    /// Returns memory for a message that is to be lent, if the limits allow it.
+    fn stage(&self, length: usize, requests: &mut impl LongRequests) -> Option<Buffer> {
+        let Limits { offers, offer_bytes, eager_bytes, .. } = self.limits;
+        let (staged, bytes) = (self.operations.staged(), length as u64);
+        let has_room = staged == 0 || staged + bytes <= u64::from(offer_bytes);
+        let is_long = offers > 0 && self.peer_fetches && bytes > u64::from(eager_bytes);
+        if is_long && has_room { requests.stage(length) } else { None }
+    }
+
+    /// Makes the message of an operation readable by the peer. If that is impossible, it is sent in parts.
+    pub fn lend(&mut self, operation: Operation, requests: &mut impl LongRequests) {
+        let Some(buffer) = self.operations.take_buffer(operation) else {
+            return self.machine.lent(operation, None);
+        };
+        match requests.lend(operation, buffer) {
+            Lent::Begun => {}
+            Lent::Later(buffer) => self.operations.return_buffer(operation, buffer),
+            Lent::Refused(buffer) => {
+                self.operations.return_buffer(operation, buffer);
+                self.machine.lent(operation, None);
+            }
+        }
+    }
+
+    /// Continues after the message of an operation was made readable by the peer.
+    pub fn lent(&mut self, operation: Operation, source: Remote) {
+        self.machine.lent(operation, Some(source));
+    }
+
+    /// Adds a message that was read into this memory.
+    pub fn fetched(&mut self, message: Incoming, buffer: Buffer) {
+        let length = buffer.len();
+        self.arriving.add(message, Body::Part { buffer, start: 0, length });
+        self.machine.fetched(message);
+    }
+
+    /// Takes back the memory of a message that the peer no longer reads.
+    fn end_loan(&mut self, operation: Operation, requests: &mut impl LongRequests) {
+        self.operations.unstage(operation);
+        requests.end_loan(operation);
+    }
+
+    fn set_end(&mut self, error: Option<ConnectionError>, woken: &mut Vec<Waker>) {
+        self.end.set(error);
+        for tasks in [&mut self.receivers, &mut self.starters, &mut self.enders] {
+            tasks.wake(woken);
+        }
+    }
+}
+
+impl Mailbox {
+    /// Begins an operation. Bytes that can be sent now are sent, and the rest is copied. All bytes of a long message are
+    /// copied to registered memory, which is lent to the peer.
+    ///
+    /// # Errors
+    /// If the message cannot be sent. Waits if it can be sent later.
+    pub fn poll_start(
+        &mut self,
+        (start, content): (Start, &mut Content<'_>),
+        waker: &mut Option<Waker>,
+        requests: &mut impl LongRequests,
+        woken: &mut Vec<Waker>,
+    ) -> Poll<Result<Ticket, MessageError>> {
+        let operation = match self.begin(start, content.length()) {
+            Ok(operation) => operation,
+            Err(SendError::NotOpen | SendError::Full) => {
+                self.starters.wait(waker);
+                return Poll::Pending;
+            }
+            Err(error) => return Poll::Ready(Err(self.not_sent(error))),
+        };
+        let ticket = self.operations.add(operation, matches!(start, Start::Call));
+        match content {
+            Content::Buffer(buffer) => {
+                if let Some(buffer) = buffer.take() {
+                    self.operations.set_buffer(ticket, buffer);
+                }
+            }
+            Content::Bytes(bytes) => {
+                if let Some(mut buffer) = self.stage(bytes.len(), requests) {
+                    buffer.copy_from_slice(bytes);
+                    self.operations.set_staged(ticket, buffer);
+                    return Poll::Ready(Ok(ticket));
+                }
+                let sent = self.send_from(operation, bytes, requests, woken);
+                if let Some(rest) = bytes.get(sent..).filter(|rest| !rest.is_empty()) {
+                    let sent = u32::try_from(sent).unwrap_or(u32::MAX);
+                    self.operations.keep(ticket, sent, rest);
+                }
+            }
+        }
+        Poll::Ready(Ok(ticket))
+    }
+
+    /// Executes all instructions. The parts of the operation are copied from `bytes`. Returns the number of bytes that
+    /// were sent.
+    fn send_from(
+        &mut self,
+        operation: Operation,
+        bytes: &[u8],
+        requests: &mut impl LongRequests,
+        woken: &mut Vec<Waker>,
+    ) -> usize {
+        let mut sent = 0;
+        while let Some(output) = self.machine.poll_output() {
+            match &output {
+                Output::Send(Transmit {
+                    slot,
+                    header,
+                    payload: Payload::Message { operation: of, at, len },
+                }) if *of == operation => {
+                    let part = *at as usize..*at as usize + *len as usize;
+                    sent = part.end;
+                    let part = bytes.get(part).unwrap_or_default();
+                    requests.post_send(*slot, header.as_bytes(), |memory| copy(part, memory));
+                }
+                _ => self.act(output, requests, woken),
+            }
+        }
+        sent
+    }
+}
+
+/// Copies a part of a message into the memory of a SEND. Returns the length.
+fn copy(part: &[u8], memory: &mut [u8]) -> usize {
+    let Some(memory) = memory.get_mut(..part.len()) else { return 0 };
+    memory.copy_from_slice(part);
+    part.len()
+}
+
+impl Mailbox {
+    /// Returns the error of an operation that does not begin.
+    fn not_sent(&self, error: SendError) -> MessageError {
+        match (error, self.end.reason().flatten()) {
+            (SendError::Ended, Some(ended)) => MessageError::Ended(ended),
+            (error, _) => MessageError::NotSent(error),
+        }
+    }
+}
+
+impl<R: LongRequests> Protocol<R> for Mailbox {
+    fn received(&mut self, slot: u32, frame: &[u8]) {
+        self.machine.received(slot, frame);
+    }
+
+    fn sent(&mut self, slot: u32) {
+        self.machine.sent(slot);
+    }
+
+    fn poll_output(&mut self) -> Option<Output> {
+        self.machine.poll_output()
+    }
+
+    fn act(&mut self, output: Output, requests: &mut R, woken: &mut Vec<Waker>) {
+        match output {
+            Output::PostReceive(slot) => requests.post_receive(slot),
+            Output::Send(transmit) => {
+                let Transmit { slot, header, payload } = &transmit;
+                let mut spent = None;
+                requests.post_send(*slot, header.as_bytes(), |memory| match *payload {
+                    Payload::Message { operation, at, len } => {
+                        let memory = memory.get_mut(..len as usize).unwrap_or_default();
+                        let (length, to_free) = self.operations.copy(operation, at, memory);
+                        spent = to_free;
+                        length
+                    }
+                    _ => 0,
+                });
+                spent.into_iter().for_each(|memory| requests.free(memory));
+            }
+            Output::Lend { operation, .. } => self.lend(operation, requests),
+            Output::Fetch { message, source, length } => {
+                requests.fetch(message, source, length);
+            }
+            Output::Part { message, length, chunk, .. } => {
+                self.part(message, length, chunk, requests);
+            }
+            Output::Deliver { message, delivery, .. } => {
+                self.deliver(message, delivery);
+                self.receivers.wake(woken);
+            }
+            Output::Discard(message) => drop(self.arriving.take(message)),
+            Output::Fetched(operation) => self.end_loan(operation, requests),
+            Output::Completed { operation, result } => {
+                // A message whose offer was not sent is not fetched.
+                self.end_loan(operation, requests);
+                let (waker, spent) = self.operations.complete(operation, result);
+                spent.into_iter().for_each(|memory| requests.free(memory));
+                woken.extend(waker);
+                self.starters.wake(woken);
+            }
+            Output::Opened(peer) => {
+                self.peer_fetches = peer.fetches;
+                self.starters.wake(woken);
+            }
+            Output::Flushed => {
+                self.has_flushed = true;
+                self.enders.wake(woken);
+            }
+            Output::PeerFinished => {
+                self.has_peer_finished = true;
+                self.receivers.wake(woken);
+            }
+            Output::Disconnect(_) => requests.fail(),
+            Output::Ended(error) => self.set_end(error, woken),
+            _ => {}
+        }
+    }
+
+    fn lost(&mut self) {
+        self.machine.lost();
+    }
+
+    fn awaits(&self) -> (bool, bool) {
+        if self.end.reason().is_some() {
+            return (false, false);
+        }
+        let owes = self.machine.owes_count();
+        let finishes = self.has_finished && !self.has_flushed;
+        let ends = finishes || self.has_left || self.enders.are_waiting();
+        let waits = self.receivers.are_waiting() || self.starters.are_waiting();
+        let sends = ends || owes || self.machine.awaits_sent() || self.operations.has_sending();
+        (sends || waits || self.operations.has_live(), sends)
+    }
+    fn leave(&mut self) -> bool {
+        true
+    }
+
+    fn await_end(&mut self, waker: &mut Option<Waker>) {
+        self.enders.wait(waker);
+    }
+
+    fn end(&mut self) -> &mut End {
+        &mut self.end
+    }
+}

@@ -1,0 +1,77 @@
+//! The memory of a connection.
+
+use rdma_mem::Buffer;
+use rdma_message::Options as Limits;
+
+/// A buffer for each slot. Each slot has its own, because a program may keep what has arrived.
+#[derive(Debug)]
+pub struct Slots {
+    receives: Vec<Option<Buffer>>,
+    sends: Vec<Option<Buffer>>,
+}
+
+impl Slots {
+    /// The alignment of the buffers: the size of a cache line, so that slots share none.
+    pub const ALIGNMENT: usize = 64;
+
+    /// Creates the slots from the buffers of [`lengths`](Self::lengths), in their order.
+    #[must_use]
+    pub fn new(limits: &Limits, buffers: impl IntoIterator<Item = Buffer>) -> Self {
+        let mut buffers = buffers.into_iter().map(Some);
+        let receives = buffers.by_ref().take(limits.receive_slots() as usize).collect();
+        Self { receives, sends: buffers.collect() }
+    }
+
+    /// Returns the lengths of the buffers.
+    pub fn lengths(limits: &Limits) -> impl Iterator<Item = usize> + Send + use<> {
+        let each = |bytes: u32, count: u32| (0..count).map(move |_| bytes as usize);
+        let receives = each(limits.receive_bytes, limits.receive_slots());
+        receives.chain(each(limits.send_bytes, limits.sends))
+    }
+
+    /// Returns the number of receive slots.
+    #[must_use]
+    pub fn receives(&self) -> u32 {
+        u32::try_from(self.receives.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the number of send slots.
+    #[must_use]
+    pub const fn sends(&self) -> usize {
+        self.sends.len()
+    }
+
+    /// Takes the memory of a receive slot that is not posted.
+    pub fn take_receive(&mut self, slot: u32) -> Option<Buffer> {
+        self.receives.get_mut(slot as usize)?.take()
+    }
+
+    /// Sets the memory of a receive slot that is not posted.
+    pub fn set_receive(&mut self, slot: u32, buffer: Buffer) {
+        if let Some(free) = self.receives.get_mut(slot as usize) {
+            *free = Some(buffer);
+        }
+    }
+
+    /// Sets the memory of a send slot that is not posted.
+    pub fn set_send(&mut self, slot: u32, buffer: Option<Buffer>) {
+        if let Some(free) = self.sends.get_mut(slot as usize) {
+            *free = buffer;
+        }
+    }
+
+    /// Takes the memory of a send slot that is not posted, and writes a frame to it. `fill` writes the bytes after the
+    /// header, and returns their number. Returns the memory with the length of the frame.
+    pub(super) fn fill(
+        &mut self,
+        slot: u32,
+        header: &[u8],
+        fill: impl FnOnce(&mut [u8]) -> usize,
+    ) -> Option<(Buffer, usize)> {
+        let mut buffer = self.sends.get_mut(slot as usize)?.take()?;
+        let (head, rest) = buffer.split_at_mut_checked(header.len())?;
+        head.copy_from_slice(header);
+        let length = header.len() + fill(rest);
+        Some((buffer, length))
+    }
+}
