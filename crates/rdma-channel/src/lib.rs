@@ -42,6 +42,7 @@
 //! | serve clients that come and go | [`Server`], [`ServerEvent`] |
 //! | choose how soon a silent machine counts as gone | [`ChannelBuilder::watch`] |
 //! | talk to many peers with one completion queue | [`MultiChannel`] |
+//! | exchange messages of any length, requests, or streams of bytes | [`message`] |
 //! | handle errors | [`TransportError`], [`ScopeError`], [`CloseReason`] |
 //!
 //! The [guide] explains these topics in order: connecting, levels and forms, limits, waiting, and error handling.
@@ -54,7 +55,7 @@
 //! # Features
 //!
 //! `serde` (off by default): makes [`PeerRemoteMemoryRegion`] serializable, and enables the same feature in rdma-qp and
-//! rdma-mem.
+//! rdma-mem. Also [encodes values](message::Messages::send_value) in messages.
 
 mod channel;
 mod deadline;
@@ -64,6 +65,7 @@ pub mod guide {}
 mod ledger;
 mod lend;
 mod limits;
+pub mod message;
 mod multi_channel;
 pub mod prelude;
 mod rendezvous;

@@ -1,5 +1,9 @@
 //! Types that may move to other threads, or be used from several.
 
+use rdma_channel::message::{
+    Chunk, Message, MessageError, Messages, MessagesListener, Options, ReadHalf, Stream,
+    StreamListener, WriteHalf,
+};
 use rdma_channel::{
     Armed, BatchRequest, Buffer, Channel, ChannelBuilder, ChannelListener, CloseReason,
     ConnectError, ExchangeError, FailedWork, Finished, InFlight, Incoming, Late, LeaseEnd,
@@ -62,6 +66,20 @@ fn a_channel_is_used_by_one_thread_at_a_time() {
     send_sync::<PreparedPeer>();
     send_sync::<MultiChannelBuilder<'_>>();
     send_sync::<Waitable<'_>>();
+}
+
+#[test]
+fn messages_and_streams_are_shared_by_threads() {
+    send_sync::<Messages>();
+    send_sync::<Message>();
+    send_sync::<Stream>();
+    send_sync::<ReadHalf>();
+    send_sync::<WriteHalf>();
+    send_sync::<Chunk>();
+    send_sync::<Options>();
+    error::<MessageError>();
+    send::<MessagesListener>();
+    send::<StreamListener>();
 }
 
 /// Its buffers may move to any thread.

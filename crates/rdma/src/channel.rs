@@ -23,6 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 //! ```
 
+pub use rdma_channel::message;
 pub use rdma_channel::prelude::CreateChannel;
 pub use rdma_channel::{
     Armed, BatchRequest, Channel, ChannelBuilder, ChannelListener, CloseReason, ConnectError,

@@ -1,5 +1,6 @@
 //! Streams and messages.
 
+mod blocking;
 mod calls;
 mod foreign_code;
 mod messages;

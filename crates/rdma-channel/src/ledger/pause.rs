@@ -54,17 +54,48 @@ impl Ledger {
                 if let Some((watch, awaited)) = watched
                     && let Some(reason) = watch.gone()
                 {
-                    if watch.settle() {
+                    if self.has_settled(watch) {
                         return Err(self.peer_gone(awaited, reason));
                     }
-                    // The device may have acknowledged a message whose completion it has not added yet. A query waits
-                    // for the device, and the caller polls again. If the query fails, the caller polls all the same.
-                    let _ = self.only().qp().map(QueuePair::query);
                     return Ok(false);
                 }
                 self.rest(left, watched.map(|(watch, _)| watch))?;
                 Ok(false)
             }
+        }
+    }
+
+    /// Returns true if the peer is gone, and the caller has polled the completions of everything that it sent before.
+    /// Otherwise, the caller polls again.
+    pub(crate) fn is_peer_gone(&self) -> bool {
+        let watch = self.watch.as_deref().filter(|watch| watch.gone().is_some());
+        watch.is_some_and(|watch| self.has_settled(watch))
+    }
+
+    /// Returns true if polls have found the completions of everything that the peer sent before it left. Otherwise,
+    /// they do after this call.
+    fn has_settled(&self, watch: &Watch) -> bool {
+        let has_settled = watch.settle();
+        if !has_settled {
+            // The device may have acknowledged a message whose completion it has not added yet. A query waits for the
+            // device, and the caller polls again. If the query fails, the caller polls all the same.
+            let _ = self.only().qp().map(QueuePair::query);
+        }
+        has_settled
+    }
+
+    /// Checks the watched stream, if there is one, without waiting.
+    pub(crate) fn check_peer(&self) {
+        let watch = self.watch.as_deref().filter(|watch| watch.is_watched());
+        watch.into_iter().for_each(Watch::check_periodically);
+    }
+
+    /// Receives the event of a completion channel that is readable.
+    pub(crate) fn take_event(&self) {
+        if let Some(events) = self.cq.channel()
+            && let Ok(Some(_)) = events.try_get_event()
+        {
+            self.events_requested.set(0);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Watching a stream to the peer, which ends when the peer is gone.
 
 use std::cell::Cell;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rdma_connect::{CloseReason, Farewell, KeepAlive};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown, sockopt};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, getpeername, recv, send, shutdown, sockopt};
 
 /// A channel's stream to its peer, which is kept until the channel is dropped.
 #[derive(Debug)]
@@ -84,6 +85,16 @@ impl Watch {
     /// Sets the farewell that is sent when the stream is closed.
     pub(crate) fn end_with(&self, own_farewell: Farewell) {
         self.own_farewell.set(own_farewell);
+    }
+
+    /// Returns the stream for a thread that waits without the ledger.
+    pub(crate) fn shared_stream(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.stream)
+    }
+
+    /// Returns the address of the other end of a stream of a rendezvous.
+    pub(crate) fn peer_addr(&self) -> Option<SocketAddr> {
+        getpeername(&*self.stream).ok()??.try_into().ok().filter(|_| self.is_of_rendezvous)
     }
 
     pub(crate) fn stream(&self) -> BorrowedFd<'_> {

@@ -12,6 +12,7 @@ mod exchange;
 mod exchanges;
 mod inline;
 mod inline_copies;
+mod message;
 mod messages;
 mod multi_channel;
 mod noted;

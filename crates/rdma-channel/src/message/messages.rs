@@ -1,0 +1,273 @@
+//! Channels that carry messages, requests and replies.
+
+pub(super) mod incoming;
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::task::ready;
+
+use rdma_connect::messaging::{Body, Content, Mailbox, MessageError, Options, Start, limits_of};
+use rdma_connect::{ConnectError, Operation};
+use rdma_mem::{Buffer, BufferPool};
+#[cfg(feature = "serde")]
+use serde::Serialize;
+
+use self::incoming::Message;
+use super::session::{Session, State, TimedOut};
+use crate::channel::Channel;
+use crate::channel::builder::ChannelBuilder;
+use crate::rendezvous::builder::ByAddress;
+
+/// A channel that carries messages of any length, in order, in both directions. A message may be a request, to which
+/// the peer replies.
+///
+/// All functions take `&self`, so several threads can send, call and receive at once. Messages of one thread are sent in
+/// the order of its calls. A peer that does not [receive](Self::receive) stops the senders; replies then wait too,
+/// because they arrive in order with the messages. So an end that calls also receives, in another thread.
+///
+/// Calls have the time limits of the channel: [`receive_timeout`](ChannelBuilder::receive_timeout) for `receive`, and
+/// [`send_timeout`](ChannelBuilder::send_timeout) for all others. A call that exceeds its limit fails with
+/// [`MessageError::TimedOut`], and the connection stays usable. The channel [waits](ChannelBuilder::wait) as usual.
+///
+/// Dropping this value returns at once. Messages that were begun are still sent by a thread, and what arrives is
+/// discarded. The connection ends when both ends have finished, or is reset after [`Options::linger`]. Call
+/// [`finish`](Self::finish) before the program ends, because its threads end with it.
+///
+/// # Examples
+/// ```
+/// use rdma_channel::message::Options;
+/// use rdma_channel::{BufferPool, prelude::*};
+///
+/// type Any = Box<dyn std::error::Error + Send + Sync>;
+///
+/// # rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let (pool, options) = (BufferPool::new(&pd), Options::new());
+/// let mut listener = pd.create_channel().listen_for_messages("127.0.0.1:0", &pool, options)?;
+/// let address = listener.local_addr();
+/// let server = std::thread::spawn(move || -> Result<(), Any> {
+///     let client = listener.accept()?;
+///     // Until the client has finished.
+///     while let Some(message) = client.receive()? {
+///         if message.is_request() {
+///             let answer = message.to_ascii_uppercase();
+///             message.reply(&answer)?;
+///         } else {
+///             assert_eq!(*message, *b"a note");
+///         }
+///     }
+///     Ok(())
+/// });
+///
+/// // This could be another process.
+/// let server_end = pd.create_channel().connect_messages(address, &pool, options)?;
+/// server_end.send(b"a note")?;
+/// let answer = server_end.call(b"a question")?;
+/// assert_eq!(*answer, *b"A QUESTION");
+/// server_end.finish()?;
+/// server.join().unwrap()?;
+/// # Ok::<(), Any>(())
+/// ```
+pub struct Messages {
+    session: Arc<Session<Mailbox>>,
+}
+
+impl Messages {
+    /// Makes a channel carry messages. The peer must do the same. See [`Stream::new`](super::Stream::new) for the
+    /// queues of the channel.
+    ///
+    /// # Errors
+    /// Same errors as [`Stream::new`](super::Stream::new).
+    pub fn new(channel: Channel, pool: &BufferPool, options: Options) -> io::Result<Self> {
+        let limits = limits_of(&options, false);
+        let mailbox = || {
+            let machine = rdma_message::Messages::new(&limits).map_err(io::Error::other)?;
+            Ok(Mailbox::new(machine, limits))
+        };
+        Ok(Self { session: Session::new(channel, pool, &options, mailbox)? })
+    }
+
+    /// Sends a message. Returns when the peer's device has received all of it; the peer's program may not have.
+    ///
+    /// It waits while too many operations of this end are pending, or the peer has no memory for the message. If the
+    /// time limit expires before a part was sent, nothing is sent. Afterwards, the message is sent completely.
+    ///
+    /// # Errors
+    /// [`MessageError::NotSent`] if the message is longer than the peer accepts, or this end has finished. If the
+    /// connection ends, [`MessageError::Operation`] states whether the peer may have received the message.
+    pub fn send(&self, message: &[u8]) -> Result<(), MessageError> {
+        run(&self.session, Start::Send, Content::Bytes(message), || ()).map(drop)
+    }
+
+    /// Sends the bytes of a buffer, which returns to its pool afterwards, or if the send fails. Otherwise same as
+    /// [`send`](Self::send).
+    ///
+    /// # Errors
+    /// Same errors as [`send`](Self::send).
+    pub fn send_buffer(&self, message: Buffer) -> Result<(), MessageError> {
+        run(&self.session, Start::Send, Content::Buffer(Some(message)), || ()).map(drop)
+    }
+
+    /// Encodes a value, and [sends](Self::send) it. The peer decodes it with [`Message::value`].
+    ///
+    /// # Errors
+    /// [`MessageError::Value`] if the value cannot be encoded; otherwise the same errors as [`send`](Self::send).
+    #[cfg(feature = "serde")]
+    pub fn send_value<T: Serialize + ?Sized>(&self, value: &T) -> Result<(), MessageError> {
+        self.send(&rdma_connect::to_bytes(value)?)
+    }
+
+    /// Sends a request and waits for its reply.
+    ///
+    /// If the time limit expires before a part was sent, nothing is sent. Afterwards, the request is sent completely.
+    /// The peer is notified that the reply is not wanted, and a reply that arrives is discarded.
+    ///
+    /// # Errors
+    /// Same errors as [`send`](Self::send). Also [`MessageError::Operation`] with
+    /// [`Refused`](super::OperationError::Refused) if the peer dropped the request, and with
+    /// [`PeerFinished`](super::OperationError::PeerFinished) if it finished without a reply.
+    pub fn call(&self, request: &[u8]) -> Result<Message, MessageError> {
+        let reply = run(&self.session, Start::Call, Content::Bytes(request), || ())?;
+        Ok(Message::new(Arc::clone(&self.session), reply, None))
+    }
+
+    /// Waits for the next message or request. `None` means that the peer has finished, and all its messages were
+    /// received.
+    ///
+    /// # Errors
+    /// [`MessageError::Ended`] if the connection has ended before the peer finished. Messages that had arrived
+    /// completely are received before that. [`MessageError::TimedOut`] after the limit; nothing is lost then.
+    pub fn receive(&self) -> Result<Option<Message>, MessageError> {
+        let poll = |state: &mut State<Mailbox>| state.protocol.poll_receive(&mut None);
+        let received = self.session.wait(Operation::Receive, poll)??;
+        let message = |(body, request)| Message::new(Arc::clone(&self.session), body, request);
+        Ok(received.map(message))
+    }
+
+    /// Ends this end's messages after all that have begun. Returns when the peer's device has received them. The peer
+    /// may still send. Open requests of the peer get no reply.
+    ///
+    /// # Errors
+    /// [`MessageError::Ended`] if the connection has ended before.
+    pub fn finish(&self) -> Result<(), MessageError> {
+        self.session.wait(Operation::Send, |state| {
+            state.protocol.finish();
+            state.protocol.poll_flushed(&mut None)
+        })?
+    }
+
+    /// Returns the address of the peer's stream.
+    ///
+    /// # Errors
+    /// `Unsupported` if the channel was not made by address, or neither end watches.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.session.peer_addr()
+    }
+}
+
+/// Runs an operation from its start to its result. Calls `started` after the start. If the limit expires, the operation
+/// is cancelled if nothing was sent, and continues otherwise.
+fn run(
+    session: &Session<Mailbox>,
+    start: Start,
+    mut content: Content<'_>,
+    mut started: impl FnMut(),
+) -> Result<Body, MessageError> {
+    let mut running = None;
+    let result = session.wait(Operation::Send, |State { protocol, requests, .. }| {
+        let ticket = match running {
+            Some(ticket) => ticket,
+            None => {
+                let start = (start, &mut content);
+                let begun = protocol.poll_start(start, &mut None, requests, &mut Vec::new());
+                let ticket = ready!(begun)?;
+                started();
+                *running.insert(ticket)
+            }
+        };
+        protocol.poll_result(ticket, &mut None)
+    });
+    if let (Err(_), Some(ticket)) = (&result, running) {
+        session.with(|state| state.protocol.abandon(ticket));
+    }
+    result?
+}
+
+impl From<TimedOut> for MessageError {
+    fn from(TimedOut(limit): TimedOut) -> Self {
+        Self::TimedOut { limit }
+    }
+}
+
+impl Drop for Messages {
+    fn drop(&mut self) {
+        if self.session.is_of_this_process() {
+            self.session.with(|state| state.protocol.leave_program());
+            self.session.leave();
+        }
+    }
+}
+
+impl fmt::Debug for Messages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Messages").field(&self.session).finish()
+    }
+}
+
+/// Listens for clients that [connect for messages](ChannelBuilder::connect_messages), created by
+/// [`ChannelBuilder::listen_for_messages`].
+#[derive(Debug)]
+pub struct MessagesListener(super::listener::MessageListener);
+
+impl MessagesListener {
+    /// Waits for a client, and accepts it. If a client is already gone, waits for the next one.
+    ///
+    /// # Errors
+    /// Same errors as [`StreamListener::accept`](super::StreamListener::accept).
+    pub fn accept(&mut self) -> Result<Messages, ConnectError> {
+        self.0.accept(Messages::new)
+    }
+
+    /// Returns the address at which the listener listens.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.0.local_addr()
+    }
+}
+
+impl<C: ByAddress> ChannelBuilder<'_, C> {
+    /// Connects to a [`MessagesListener`], or to one of `rdma-async`. The lengths of the queues are those of the
+    /// options. The memory is from the pool.
+    ///
+    /// # Errors
+    /// Same errors as [`connect_stream`](Self::connect_stream).
+    ///
+    /// # Examples
+    /// See [`Messages`].
+    pub fn connect_messages(
+        self,
+        addr: impl ToSocketAddrs,
+        pool: &BufferPool,
+        options: Options,
+    ) -> Result<Messages, ConnectError> {
+        super::listener::connect(self, addr, pool, options, Messages::new)
+    }
+
+    /// Listens for clients that connect for messages. For port 0, the kernel chooses a port.
+    ///
+    /// # Errors
+    /// Same errors as [`listen_for_streams`](Self::listen_for_streams).
+    ///
+    /// # Examples
+    /// See [`Messages`].
+    pub fn listen_for_messages(
+        self,
+        addr: impl ToSocketAddrs,
+        pool: &BufferPool,
+        options: Options,
+    ) -> Result<MessagesListener, ConnectError> {
+        Ok(MessagesListener(super::listener::listen(self, addr, pool, options)?))
+    }
+}

@@ -1,0 +1,398 @@
+//! One end of a connection that carries a stream or messages: the protocol, its requests, and the threads that wait.
+//!
+//! Any thread that waits processes completions. At most one of them sleeps until the next completion. It does so
+//! without the lock, so that other threads can use the session meanwhile. Further threads wait until this one wakes.
+
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::thread;
+use std::time::Duration;
+
+use rdma_connect::Operation;
+use rdma_connect::messaging::linger_of;
+use rdma_connect::messaging::{Mailbox, Options, Protocol, Requests as _, StreamState, report};
+use rdma_mem::{Buffer, BufferPool, ProtectionDomain};
+use rdma_message::Incoming;
+use rdma_qp::CompletionChannel;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::requests::{Completed, Requests};
+use crate::channel::Channel;
+use crate::channel::waiting::Armed;
+use crate::deadline::{Deadline, NO_LIMIT, Next};
+use crate::limits::Limits;
+
+/// The protocol of a session, which may fetch long messages.
+pub(super) trait Drive: Protocol<Requests> {
+    /// Adds a message that was read into this memory. Only messages are fetched.
+    fn fetched(&mut self, _: Incoming, _: Buffer) {}
+}
+
+impl Drive for StreamState {}
+
+impl Drive for Mailbox {
+    fn fetched(&mut self, message: Incoming, buffer: Buffer) {
+        self.fetched(message, buffer);
+    }
+}
+
+/// A session, which the handles of the program share.
+pub(super) struct Session<P> {
+    state: Mutex<State<P>>,
+    /// Notified when the state may have changed and threads wait for that.
+    changed: Condvar,
+    /// The number of threads that wait for the lock.
+    contenders: AtomicU32,
+    /// `None` if the channel spins.
+    files: Option<Files>,
+    limits: Limits,
+    linger: Duration,
+    pool: BufferPool,
+    pd: ProtectionDomain,
+    peer: Option<SocketAddr>,
+}
+
+/// The state that the lock protects.
+#[derive(Debug)]
+pub(super) struct State<P> {
+    pub(super) protocol: P,
+    pub(super) requests: Requests,
+    /// Whether a thread sleeps until the next completion.
+    has_sleeper: bool,
+    /// The number of threads that wait until the state changes.
+    followers: u32,
+    /// Whether the program has no handle any longer.
+    is_left: bool,
+}
+
+/// The time limit of a call has expired.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TimedOut(pub(super) Duration);
+
+impl From<TimedOut> for io::Error {
+    fn from(TimedOut(limit): TimedOut) -> Self {
+        Self::new(
+            ErrorKind::TimedOut,
+            format!("the call has not ended within its limit of {limit:?}"),
+        )
+    }
+}
+
+/// The time between two polls of a session without handles whose channel cannot sleep.
+const PAUSE: Duration = Duration::from_millis(1);
+
+impl<P: Drive> Session<P> {
+    /// Creates a session. Sends the first frame.
+    ///
+    /// # Errors
+    /// Same errors as [`Requests::new`].
+    pub(super) fn new(
+        channel: Channel,
+        pool: &BufferPool,
+        options: &Options,
+        protocol: impl FnOnce() -> io::Result<P>,
+    ) -> io::Result<Arc<Self>> {
+        let requests = Requests::new(channel, pool, options)?;
+        let ledger = requests.ledger();
+        let session = Self {
+            changed: Condvar::new(),
+            contenders: AtomicU32::new(0),
+            files: Files::of(requests.channel()),
+            limits: ledger.limits,
+            linger: linger_of(options),
+            pool: requests.blocking_pool().clone(),
+            pd: ledger.pd.clone(),
+            peer: ledger.watch.as_ref().and_then(|watch| watch.peer_addr()),
+            state: Mutex::new(State {
+                protocol: protocol()?,
+                requests,
+                has_sleeper: false,
+                followers: 0,
+                is_left: false,
+            }),
+        };
+        session.with(|_| ());
+        Ok(Arc::new(session))
+    }
+
+    pub(super) const fn pool(&self) -> &BufferPool {
+        &self.pool
+    }
+
+    /// Returns the address of the peer's stream.
+    ///
+    /// # Errors
+    /// `Unsupported` if the channel was not made by address, or has kept no stream.
+    pub(super) fn peer_addr(&self) -> io::Result<SocketAddr> {
+        let lacks =
+            || io::Error::new(ErrorKind::Unsupported, "the channel has no stream to its peer");
+        self.peer.ok_or_else(lacks)
+    }
+
+    /// Returns false in a forked child, which does not own the session.
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.pd.check_process().is_ok()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<P>> {
+        if let Ok(state) = self.state.try_lock() {
+            return state;
+        }
+        self.contenders.fetch_add(1, Ordering::Relaxed);
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.contenders.fetch_sub(1, Ordering::Relaxed);
+        state
+    }
+
+    /// Calls `work`, and executes the instructions of the protocol before and after it.
+    pub(super) fn with<R>(&self, work: impl FnOnce(&mut State<P>) -> R) -> R {
+        let mut state = self.lock();
+        state.settle();
+        let result = work(&mut state);
+        state.settle();
+        self.unlock(state);
+        result
+    }
+
+    /// Calls `work` until it is ready, and waits between the calls, for the limit of such an operation.
+    ///
+    /// # Errors
+    /// If the time limit has expired.
+    pub(super) fn wait<R>(
+        &self,
+        operation: Operation,
+        work: impl FnMut(&mut State<P>) -> Poll<R>,
+    ) -> Result<R, TimedOut> {
+        self.wait_for(self.limits.of(operation), work)
+    }
+
+    fn wait_for<R>(
+        &self,
+        limit: Duration,
+        mut work: impl FnMut(&mut State<P>) -> Poll<R>,
+    ) -> Result<R, TimedOut> {
+        let mut deadline = Deadline::new(limit);
+        let mut state = self.lock();
+        loop {
+            if let Poll::Ready(ready) = work(&mut state) {
+                state.settle();
+                self.unlock(state);
+                return Ok(ready);
+            }
+            if state.settle() || state.poll() {
+                continue;
+            }
+            state = match deadline.next(self.limits.wait, None) {
+                Next::Poll if self.contenders.load(Ordering::Relaxed) == 0 => state,
+                Next::Poll => self.yield_lock(state),
+                Next::Rest(left) => self.rest(state, left),
+                Next::End => {
+                    self.unlock(state);
+                    return Err(TimedOut(limit));
+                }
+            };
+        }
+    }
+
+    /// Lets other threads use the session.
+    fn yield_lock<'s>(&'s self, state: MutexGuard<'s, State<P>>) -> MutexGuard<'s, State<P>> {
+        self.unlock(state);
+        thread::yield_now();
+        self.lock()
+    }
+
+    /// Pauses after an empty poll, for at most `left`, until something may have changed.
+    fn rest<'s>(
+        &'s self,
+        mut state: MutexGuard<'s, State<P>>,
+        left: Option<Duration>,
+    ) -> MutexGuard<'s, State<P>> {
+        let left = state.requests.left(left);
+        if state.requests.ledger().is_peer_gone() {
+            state.requests.fail();
+            return state;
+        }
+        let Some(files) = &self.files else {
+            state.requests.ledger().check_peer();
+            let is_left = state.is_left;
+            self.unlock(state);
+            if is_left {
+                thread::sleep(PAUSE)
+            } else {
+                thread::yield_now()
+            }
+            return self.lock();
+        };
+        if state.has_sleeper {
+            state.followers += 1;
+            let woken = self.changed.wait_timeout(state, left.unwrap_or(NO_LIMIT));
+            let (mut state, _) = woken.unwrap_or_else(PoisonError::into_inner);
+            state.followers -= 1;
+            return state;
+        }
+        match state.requests.ledger().arm() {
+            Ok(Armed::Sleep) => {}
+            Ok(Armed::Ready) => return state,
+            Err(_) => {
+                state.requests.fail();
+                return state;
+            }
+        }
+        state.has_sleeper = true;
+        self.unlock(state);
+        let woken = files.sleep(left);
+        let mut state = self.lock();
+        state.has_sleeper = false;
+        if state.followers > 0 {
+            self.changed.notify_all();
+        }
+        match woken {
+            Woken::Event => state.requests.ledger().take_event(),
+            Woken::Peer => state.requests.ledger().check_peer(),
+            Woken::Nothing => {}
+        }
+        state
+    }
+
+    /// Releases the lock. Then frees memory and reports the end, which may call code of the program.
+    fn unlock(&self, mut state: MutexGuard<'_, State<P>>) {
+        if state.followers > 0 {
+            self.changed.notify_all();
+        }
+        let freed = state.requests.take_freed();
+        let error = state.protocol.end().take_unreported();
+        drop(state);
+        drop(freed);
+        if let Some(error) = error {
+            report(error, self.peer);
+        }
+    }
+
+    /// Removes a handle of the program. After the last one, a thread waits until both ends have finished, and resets
+    /// the connection at the limit.
+    pub(super) fn leave(self: &Arc<Self>) {
+        let mut state = self.lock();
+        state.is_left = state.protocol.leave();
+        let is_left = state.is_left;
+        while state.settle() || is_left && state.poll() {}
+        let must_wait = is_left && state.protocol.end().reason().is_none();
+        self.unlock(state);
+        if !must_wait {
+            return;
+        }
+        let session = Arc::clone(self);
+        let linger = move || {
+            let _ = session.wait_for(session.linger, |state| match state.protocol.end().reason() {
+                Some(_) => Poll::Ready(()),
+                None => Poll::Pending,
+            });
+            session.reset();
+        };
+        if self.linger.is_zero() || thread::Builder::new().spawn(linger).is_err() {
+            self.reset();
+        }
+    }
+
+    fn reset(&self) {
+        self.with(|state| state.requests.fail());
+    }
+}
+
+impl<P: Drive> State<P> {
+    /// Polls completions. Returns true if there were any.
+    pub(super) fn poll(&mut self) -> bool {
+        self.requests.poll()
+    }
+
+    /// Processes completions that were polled, and executes the instructions of the protocol. Returns true if there
+    /// were any.
+    fn settle(&mut self) -> bool {
+        let mut any = false;
+        loop {
+            while let Some(output) = self.protocol.poll_output() {
+                any = true;
+                self.protocol.act(output, &mut self.requests, &mut Vec::new());
+            }
+            match self.requests.next() {
+                Some(completed) => self.complete(completed),
+                None if self.requests.must_close() => {}
+                None if self.requests.leave() => self.protocol.lost(),
+                None => return any,
+            }
+            any = true;
+        }
+    }
+
+    fn complete(&mut self, completed: Completed) {
+        match completed {
+            Completed::Received { slot, buffer, length } => {
+                self.protocol.received(slot, buffer.get(..length).unwrap_or_default());
+                self.requests.slots().set_receive(slot, buffer);
+            }
+            Completed::Sent { slot } => self.protocol.sent(slot),
+            Completed::Fetched { message, buffer } => self.protocol.fetched(message, buffer),
+        }
+    }
+}
+
+impl<P> fmt::Debug for Session<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("peer", &self.peer).finish_non_exhaustive()
+    }
+}
+
+/// The files that show that the session may make progress. They stay open while a thread sleeps without the lock.
+#[derive(Debug)]
+struct Files {
+    events: CompletionChannel,
+    /// The stream of a watched peer.
+    stream: Option<Arc<OwnedFd>>,
+}
+
+/// The reason that a sleep has ended.
+#[derive(Clone, Copy, Debug)]
+enum Woken {
+    /// A completion event has arrived.
+    Event,
+    /// The stream to the peer has ended.
+    Peer,
+    /// The time has expired, or a signal has arrived.
+    Nothing,
+}
+
+impl Files {
+    /// Returns the files of a channel that can sleep.
+    fn of(channel: &Channel) -> Option<Self> {
+        let ledger = &channel.ledger;
+        let watch = ledger.watch.as_ref().filter(|watch| watch.is_watched());
+        let stream = watch.map(|watch| watch.shared_stream());
+        Some(Self { events: ledger.cq.channel()?.clone(), stream })
+    }
+
+    fn sleep(&self, left: Option<Duration>) -> Woken {
+        // If the limit is longer than the kernel can represent, there is no limit.
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let events = PollFd::new(&self.events, PollFlags::IN);
+        let is_ready = |file: &PollFd<'_>| !file.revents().is_empty();
+        let mut files = [events, PollFd::new(&self.events, PollFlags::empty())];
+        let count = match &self.stream {
+            Some(stream) => {
+                files[1] = PollFd::new(&**stream, PollFlags::RDHUP);
+                2
+            }
+            None => 1,
+        };
+        // If this fails, the caller polls again.
+        let _ = poll(&mut files[..count], left.as_ref());
+        match files {
+            [events, _] if is_ready(&events) => Woken::Event,
+            [_, stream] if count == 2 && is_ready(&stream) => Woken::Peer,
+            _ => Woken::Nothing,
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Streams and messages.
+
+mod ends;
+mod messages;
+mod rig;
+mod streams;

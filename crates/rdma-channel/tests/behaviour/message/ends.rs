@@ -1,0 +1,197 @@
+//! Ends of streams and messages: drops, resets, deaths, and peers that break the protocol.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::thread;
+use std::time::Duration;
+
+use rdma_channel::Buffer;
+use rdma_channel::message::{ConnectionError, MessageError, Messages, Options, Stream};
+
+use super::rig::{Rig, bytes, on_each, once, short};
+
+/// Writes until it fails. Returns the kind of the error.
+fn write_until_it_fails(stream: &mut Stream) -> ErrorKind {
+    loop {
+        if let Err(error) = stream.write_all(&[7; 1000]) {
+            return error.kind();
+        }
+    }
+}
+
+/// Bytes that are not a frame.
+fn garbage(rig: &Rig) -> Buffer {
+    let text = b"certainly not a frame";
+    let mut garbage = rig.pool.allocate(text.len()).unwrap();
+    garbage.copy_from_slice(text);
+    garbage
+}
+
+#[test]
+fn a_dropped_stream_still_sends_what_was_written_and_ends_cleanly() {
+    on_each(|rig| {
+        let (mut client, mut server) = rig.streams(Options::new());
+        let writer = thread::spawn(move || client.write_all(&bytes(50_000)).unwrap());
+        let mut all = Vec::new();
+        server.read_to_end(&mut all).unwrap();
+        assert!(all == bytes(50_000));
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_dropped_reader_fails_the_writes_of_the_peer() {
+    on_each(|rig| {
+        let (client, mut server) = rig.streams(Options::new());
+        server.write_all(b"unread").unwrap();
+        drop(client);
+        assert_eq!(write_until_it_fails(&mut server), ErrorKind::BrokenPipe);
+        // The end of the client's stream was sent.
+        assert_eq!(server.read(&mut [0; 8]).unwrap(), 0);
+    });
+}
+
+#[test]
+fn a_stream_that_does_not_linger_resets_its_peer() {
+    on_each(|rig| {
+        let at_once = short().linger(Duration::ZERO);
+        let rig = rig.within(Duration::from_millis(20));
+        let (mut client, mut server) = rig.streams(at_once);
+        while client.write(b"first").is_err() {}
+        // Afterwards, the client's window is full, so its end cannot be sent.
+        while client.write(&bytes(100)).is_ok() {}
+        drop(client);
+        let mut all = Vec::new();
+        let cut_off = server.read_to_end(&mut all).unwrap_err();
+        assert_eq!(cut_off.kind(), ErrorKind::ConnectionReset, "{cut_off}");
+        assert!(!all.is_empty(), "what had arrived is read before the error");
+        let error = server.write_all(b"late").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+    });
+}
+
+#[test]
+fn dropped_messages_still_end_cleanly_and_refuse_what_arrives() {
+    on_each(|rig| {
+        let (client, server) = rig.messages(Options::new());
+        client.send(b"a note").unwrap();
+        drop(client);
+        assert_eq!(*server.receive().unwrap().unwrap(), *b"a note");
+        assert!(server.receive().unwrap().is_none());
+        server.send(b"discarded").unwrap();
+        server.finish().unwrap();
+    });
+}
+
+#[test]
+fn a_peer_that_is_gone_is_never_a_clean_end() {
+    on_each(|rig| {
+        let (victim, peer) = rig.channels(Options::new());
+        let mut victim = Stream::new(victim, &rig.pool, Options::new()).unwrap();
+        drop(peer);
+        let error = victim.read(&mut [0; 8]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+        assert_eq!(write_until_it_fails(&mut victim), ErrorKind::ConnectionReset);
+        let (victim, peer) = rig.channels(Options::new());
+        let victim = Messages::new(victim, &rig.pool, Options::new()).unwrap();
+        drop(peer);
+        let error = victim.receive().unwrap_err();
+        assert!(matches!(error, MessageError::Ended(ConnectionError::Lost)), "{error}");
+        let error = victim.send(b"late").unwrap_err();
+        assert!(matches!(error, MessageError::Ended(ConnectionError::Lost)), "{error}");
+    });
+}
+
+/// A thread sleeps in `receive` while the program, in another one, drops the last use of the peer.
+#[test]
+fn a_sleeping_receiver_wakes_when_the_peer_is_gone() {
+    on_each(|rig| {
+        let (victim, peer) = rig.channels(Options::new());
+        let victim = Messages::new(victim, &rig.pool, Options::new()).unwrap();
+        thread::scope(|threads| {
+            let receivers = [(); 3].map(|()| threads.spawn(|| victim.receive().unwrap_err()));
+            drop(peer);
+            for receiver in receivers {
+                let error = receiver.join().unwrap();
+                assert!(matches!(error, MessageError::Ended(ConnectionError::Lost)), "{error}");
+            }
+        });
+    });
+}
+
+#[test]
+fn a_peer_that_breaks_the_protocol_ends_the_connection() {
+    on_each(|rig| {
+        let (victim, mut peer) = rig.channels(Options::new());
+        let mut victim = Stream::new(victim, &rig.pool, Options::new()).unwrap();
+        // The hello and the close frame of the victim find receives.
+        let mut memory = [(); 2].map(|()| rig.pool.allocate(4096).unwrap());
+        let garbage = garbage(&rig);
+        let error = thread::scope(|threads| {
+            let reads = threads.spawn(|| victim.read(&mut [0; 8]).unwrap_err());
+            peer.send_from(&garbage).unwrap();
+            memory.iter_mut().for_each(|memory| drop(peer.receive_into(memory)));
+            reads.join().unwrap()
+        });
+        assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
+    });
+}
+
+/// Its close frame never completes, because the peer has no receives.
+#[test]
+fn a_peer_that_receives_nothing_does_not_keep_a_broken_connection() {
+    on_each(|rig| {
+        let options = Options::new().linger(Duration::from_millis(20));
+        let (victim, mut peer) = rig.channels(options);
+        let victim = Messages::new(victim, &rig.pool, options).unwrap();
+        let garbage = garbage(&rig);
+        thread::scope(|threads| {
+            let receives = threads.spawn(|| victim.receive().unwrap_err());
+            peer.send_from(&garbage).unwrap();
+            let error = receives.join().unwrap();
+            assert!(matches!(error, MessageError::Ended(ConnectionError::Frame(_))), "{error}");
+        });
+    });
+}
+
+#[test]
+fn two_kinds_of_connections_do_not_talk_to_each_other() {
+    once(|rig| {
+        let (one, other) = rig.channels(Options::new());
+        let one = Messages::new(one, &rig.pool, Options::new()).unwrap();
+        let mut other = Stream::new(other, &rig.pool, Options::new()).unwrap();
+        let reads = thread::spawn(move || other.read(&mut [0; 8]).unwrap_err());
+        let error = one.receive().unwrap_err();
+        assert!(matches!(error, MessageError::Ended(_)), "{error}");
+        assert_ne!(reads.join().unwrap().kind(), ErrorKind::TimedOut);
+    });
+}
+
+#[test]
+fn short_queues_and_wrong_options_are_refused() {
+    once(|rig| {
+        let (one, _other) = rig.channels(short());
+        let error = Stream::new(one, &rig.pool, Options::new()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("with `fit`"), "{error}");
+        let (one, _other) = rig.channels(Options::new());
+        let error = Messages::new(one, &rig.pool, Options::new().receives(0)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    });
+}
+
+#[test]
+fn all_memory_returns_to_the_pool() {
+    on_each(|rig| {
+        let (client, server) = rig.messages(short());
+        client.send(&bytes(100)).unwrap();
+        let message = server.receive().unwrap().unwrap();
+        thread::scope(|threads| {
+            threads.spawn(|| client.finish().unwrap());
+            server.finish().unwrap();
+        });
+        drop((client, server, message));
+        while rig.pool.usage().buffers > 0 {
+            thread::yield_now();
+        }
+    });
+}
