@@ -5,13 +5,15 @@
 //! cargo bench -p benches --bench round_trips
 //! ```
 //! `RDMA_DEVICE` names a device other than soft0, and `RDMA_ROUNDS` a number of round trips other than 2,000. The
-//! median of nine runs is printed. A name as an argument (`blocking`) selects the lines that contain it.
+//! median of nine runs is printed, and the processor time of both processes for a round trip. A name as an argument
+//! (`blocking`) selects the lines that contain it.
 #![allow(clippy::panic)] // a failing bench reports it
 
 use std::env;
+use std::fs;
 use std::io::{BufRead, BufReader, Write, stdout};
 use std::mem::swap;
-use std::process::{Child, Command, Stdio};
+use std::process::{self, Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rdma_async::message::{Messages, Options};
@@ -21,6 +23,11 @@ use rdma_mem::{ProtectionDomain, open_device};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+
+mod short;
+
+use self::short::Way;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -49,12 +56,21 @@ enum Program {
     Long(usize),
     /// The same over TCP.
     LongTcp(usize),
+    /// A message of 8 bytes, and the same as an answer.
+    Short(Way),
+    /// 16 connections, each with one message and its answer at a time. The times are those of one of them.
+    Streams,
+    /// The same over TCP.
+    StreamsTcp,
 }
+
+/// The number of connections of [`Program::Streams`].
+const STREAMS: u32 = 16;
 
 /// The length of the longest message that is sent in frames by default.
 const EAGER: usize = 128 << 10;
 
-const PROGRAMS: [(&str, Program); 18] = [
+const PROGRAMS: [(&str, Program); 25] = [
     ("blocking, naive", Program::Naive(Wait::SpinThenSleep)),
     ("blocking, ahead", Program::Ahead(Wait::SpinThenSleep)),
     ("sleeping, naive", Program::Naive(Wait::Sleep)),
@@ -66,6 +82,13 @@ const PROGRAMS: [(&str, Program); 18] = [
     ("messages", Program::Messages),
     ("calls", Program::Calls),
     ("tokio over TCP", Program::Tcp),
+    ("8 B, tokio over TCP", Program::Short(Way::Tcp)),
+    ("8 B, async, asleep", Program::Short(Way::Async)),
+    ("8 B, blocking, asleep", Program::Short(Way::Blocking(Wait::Sleep))),
+    ("8 B, async, spinning", Program::Short(Way::AsyncSpinning)),
+    ("8 B, blocking, spinning", Program::Short(Way::Blocking(Wait::Spin))),
+    ("16 streams", Program::Streams),
+    ("16 over TCP", Program::StreamsTcp),
     ("long, 4088 B", Program::Long(4088)),
     ("long, 4089 B", Program::Long(4089)),
     ("long, eager", Program::Long(EAGER)),
@@ -97,11 +120,19 @@ fn run_all(selected: Option<&String>) -> Outcome<()> {
         }
         let rounds = program.rounds(rounds);
         let mut server = Server::start(name)?;
-        let mut times = program.ask(&server.address()?, rounds)?;
+        let address = server.address()?;
+        let before = server.processor_time()?;
+        let mut times = program.ask(&address, rounds)?;
+        let all_rounds = rounds * u32::try_from(RUNS)?;
+        let processor = (server.processor_time()? - before).as_secs_f64() * 1e6;
         times.sort();
         let micros = |time: Duration| time.as_secs_f64() * 1e6 / f64::from(rounds.max(1));
         let (least, median) = (micros(times[0]), micros(times[times.len() / 2]));
-        writeln!(stdout(), "{name:16} {median:8.2} us a round trip ({least:.2} at best)")?;
+        let processor = processor / f64::from(all_rounds.max(1));
+        writeln!(
+            stdout(),
+            "{name:23} {median:8.2} us a round trip ({least:.2} at best), {processor:.2} us of processor time"
+        )?;
     }
     Ok(())
 }
@@ -121,6 +152,22 @@ impl Server {
         let mut line = String::new();
         BufReader::new(said).read_line(&mut line)?;
         Ok(line.trim().to_owned())
+    }
+}
+
+impl Server {
+    /// Returns the processor time of this process and the other one, which the kernel counts in units of 10 ms.
+    fn processor_time(&self) -> Outcome<Duration> {
+        let mut time = Duration::ZERO;
+        for pid in [process::id(), self.0.id()] {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+            let (_, fields) = stat.rsplit_once(')').ok_or("no name")?;
+            // The fields `utime` and `stime`.
+            for field in fields.split_whitespace().skip(11).take(2) {
+                time += Duration::from_millis(10) * field.parse()?;
+            }
+        }
+        Ok(time)
     }
 }
 
@@ -169,12 +216,14 @@ fn serve(name: &str) -> Outcome<()> {
                 .await?
             })
         }
-        Program::Tcp => Runtime::new()?.block_on(async {
+        Program::Tcp | Program::StreamsTcp => Runtime::new()?.block_on(async {
             let listener = TcpListener::bind(ANY).await?;
             say(listener.local_addr()?)?;
-            let (stream, _) = listener.accept().await?;
-            stream.set_nodelay(true)?;
-            tokio::spawn(echo_bytes(stream)).await?
+            loop {
+                let (stream, _) = listener.accept().await?;
+                stream.set_nodelay(true)?;
+                tokio::spawn(echo_bytes(stream));
+            }
         }),
         Program::LongTcp(length) => Runtime::new()?.block_on(async {
             let listener = TcpListener::bind(ANY).await?;
@@ -183,11 +232,13 @@ fn serve(name: &str) -> Outcome<()> {
             stream.set_nodelay(true)?;
             tokio::spawn(answer_long_bytes(stream, length)).await?
         }),
-        Program::Stream => Runtime::new()?.block_on(async {
+        Program::Stream | Program::Streams => Runtime::new()?.block_on(async {
             let endpoint = Endpoint::new(domain()?.context())?;
             let listener = endpoint.listen_for_streams(ANY, Options::new()).await?;
             say(listener.local_addr())?;
-            tokio::spawn(echo_bytes(listener.accept().await?)).await?
+            loop {
+                tokio::spawn(echo_bytes(listener.accept().await?));
+            }
         }),
         Program::Messages | Program::Calls | Program::Long(_) => Runtime::new()?.block_on(async {
             let endpoint = Endpoint::new(domain()?.context())?;
@@ -195,6 +246,7 @@ fn serve(name: &str) -> Outcome<()> {
             say(listener.local_addr())?;
             tokio::spawn(echo_messages(listener.accept().await?)).await?
         }),
+        Program::Short(way) => short::serve(way),
     }
 }
 
@@ -329,6 +381,10 @@ impl Program {
                     tokio::spawn(ask_bytes(stream, rounds, self.question())).await?
                 })
             }
+            Self::Short(way) => short::ask(way, address, rounds),
+            Self::Streams | Self::StreamsTcp => {
+                Runtime::new()?.block_on(self.ask_streams(address, rounds / STREAMS))
+            }
             Self::Stream => {
                 let address = address.to_owned();
                 Runtime::new()?.block_on(async move {
@@ -346,6 +402,26 @@ impl Program {
                 })
             }
         }
+    }
+
+    async fn ask_streams(self, address: &str, rounds: u32) -> Outcome<Vec<Duration>> {
+        let endpoint = Endpoint::new(domain()?.context())?;
+        let mut tasks = JoinSet::new();
+        for _ in 0..STREAMS {
+            if self == Self::StreamsTcp {
+                let stream = TcpStream::connect(address).await?;
+                stream.set_nodelay(true)?;
+                tasks.spawn(ask_bytes(stream, rounds, self.question()));
+            } else {
+                let stream = endpoint.connect_stream(address, Options::new()).await?;
+                tasks.spawn(ask_bytes(stream, rounds, self.question()));
+            }
+        }
+        let mut times = Vec::new();
+        while let Some(of_stream) = tasks.join_next().await {
+            times = of_stream??;
+        }
+        Ok(times)
     }
 
     async fn ask_messages(self, server: &Messages, rounds: u32) -> Outcome<Vec<Duration>> {
