@@ -1,5 +1,5 @@
 //! Lends memory to requests and keeps it alive until they complete. All unsafe code of the crate is in this module, in
-//! the ledger's [queues](crate::ledger::queues), and in `server::lent`.
+//! the ledger's [queues](crate::ledger::queues), in `server::lent`, and in `message::owned`.
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;

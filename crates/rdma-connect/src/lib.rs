@@ -1,4 +1,4 @@
-//! The rendezvous of two ends of an RDMA connection, and the errors of connections.
+//! The rendezvous of two ends of an RDMA connection, the errors of connections, and the state of messages and streams.
 //!
 //! Programs use `rdma-channel` or `rdma-async`, which re-export the errors. This crate contains the parts that both
 //! need:

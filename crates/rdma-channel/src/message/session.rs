@@ -213,7 +213,8 @@ impl<P: Drive> Session<P> {
         left: Option<Duration>,
     ) -> MutexGuard<'s, State<P>> {
         let left = state.requests.left(left);
-        if state.requests.ledger().is_peer_gone() {
+        // A forked child receives no completions.
+        if !self.is_of_this_process() || state.requests.ledger().is_peer_gone() {
             state.requests.fail();
             return state;
         }

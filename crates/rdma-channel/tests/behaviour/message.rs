@@ -2,5 +2,6 @@
 
 mod ends;
 mod messages;
+mod process;
 mod rig;
 mod streams;

@@ -32,7 +32,7 @@ pub(super) struct Rig {
 }
 
 impl Rig {
-    fn new(device: &str, wait: Wait) -> Self {
+    pub(super) fn new(device: &str, wait: Wait) -> Self {
         let pd = open(device).allocate_pd().unwrap();
         Self { pool: BufferPool::new(&pd), pd, wait, limit: None }
     }
