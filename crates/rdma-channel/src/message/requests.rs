@@ -87,10 +87,6 @@ impl Requests {
         self.owned.channel()
     }
 
-    pub(super) const fn blocking_pool(&self) -> &BufferPool {
-        &self.pool
-    }
-
     /// Polls completions. Returns true if there were any.
     pub(super) fn poll(&mut self) -> bool {
         if self.is_closed {

@@ -14,8 +14,9 @@ use std::thread;
 use std::time::Duration;
 
 use rdma_connect::Operation;
-use rdma_connect::messaging::linger_of;
-use rdma_connect::messaging::{Mailbox, Options, Protocol, Requests as _, StreamState, report};
+use rdma_connect::messaging::{
+    Mailbox, Options, Protocol, Requests as _, StreamState, linger_of, report,
+};
 use rdma_mem::{Buffer, BufferPool, ProtectionDomain};
 use rdma_message::Incoming;
 use rdma_qp::CompletionChannel;
@@ -105,7 +106,7 @@ impl<P: Drive> Session<P> {
             files: Files::of(requests.channel()),
             limits: ledger.limits,
             linger: linger_of(options),
-            pool: requests.blocking_pool().clone(),
+            pool: pool.clone(),
             pd: ledger.pd.clone(),
             peer: ledger.watch.as_ref().and_then(|watch| watch.peer_addr()),
             state: Mutex::new(State {

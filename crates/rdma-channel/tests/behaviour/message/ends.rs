@@ -4,8 +4,10 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::thread;
 use std::time::Duration;
 
-use rdma_channel::Buffer;
 use rdma_channel::message::{ConnectionError, MessageError, Messages, Options, Stream};
+use rdma_channel::{Buffer, Channel};
+
+use rdma_message::frame::{Body, Frame, Hello, Limits, Mode, Remote, Role};
 
 use super::rig::{Rig, bytes, on_each, once, short};
 
@@ -133,6 +135,42 @@ fn a_peer_that_breaks_the_protocol_ends_the_connection() {
             reads.join().unwrap()
         });
         assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
+    });
+}
+
+/// Receives the hello of the victim, sends that of a peer, and offers a message at an address that the peer has not lent.
+fn offer(rig: &Rig, peer: &mut Channel) {
+    peer.receive_into(&mut rig.pool.allocate(4096).unwrap()).unwrap();
+    let hello = Hello {
+        version: Hello::VERSION,
+        mode: Mode::Messages,
+        fetches: true,
+        receive_bytes: 4096,
+        max_message: 0,
+        calls: 0,
+    };
+    let source = Remote { va: 4096, rkey: 7.into() };
+    let offer = Body::Offer { role: Role::Message, length: 4096, source };
+    for body in [Body::Hello(hello), offer] {
+        let limits = Limits { receives: 16, bytes: 1 << 20, fetched: 0 };
+        let header = Frame::new(limits, body).encode();
+        let mut frame = rig.pool.allocate(header.as_bytes().len()).unwrap();
+        frame.copy_from_slice(header.as_bytes());
+        peer.send_from(&frame).unwrap();
+    }
+}
+
+#[test]
+fn an_offer_of_memory_that_was_not_lent_ends_the_connection() {
+    on_each(|rig| {
+        let (victim, mut peer) = rig.channels(Options::new());
+        let victim = Messages::new(victim, &rig.pool, Options::new()).unwrap();
+        thread::scope(|threads| {
+            let receives = threads.spawn(|| victim.receive().unwrap_err());
+            offer(&rig, &mut peer);
+            let error = receives.join().unwrap();
+            assert!(matches!(error, MessageError::Ended(ConnectionError::Lost)), "{error}");
+        });
     });
 }
 
