@@ -54,7 +54,7 @@ impl<T> Owned<T> {
         keep(&mut self.receives, &mut self.doubtful, (tag, id, buffer))
     }
 
-    /// Posts a SEND of the first `length` bytes of a buffer.
+    /// Posts a SEND of the first `length` bytes of a buffer. It is solicited, because a peer may wait only for such.
     ///
     /// # Errors
     /// Returns the buffer, unless the device may have accepted the request.
@@ -67,7 +67,7 @@ impl<T> Owned<T> {
         let ledger = &self.channel.ledger;
         let Some(bytes) = buffer.get_ref(0, length) else { return Err(Some(buffer)) };
         let list = GatherList::from([bytes]);
-        let request = SendWorkRequest::from_list(&list).signaled(true);
+        let request = SendWorkRequest::from_list(&list).signaled(true).solicited();
         // SAFETY: SAFETY.md F27: the buffer stays in `sends` or `doubtful` until the request is over.
         let posted = ledger.post(ledger.only(), request, SlotWait::Now, unsafe { Kept::new() });
         let id = outcome(posted);
