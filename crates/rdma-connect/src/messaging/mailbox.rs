@@ -481,6 +481,7 @@ impl<R: LongRequests> Protocol<R> for Mailbox {
         let sends = ends || owes || self.machine.awaits_sent() || self.operations.has_sending();
         (sends || waits || self.operations.has_live(), sends)
     }
+
     fn leave(&mut self) -> bool {
         true
     }
