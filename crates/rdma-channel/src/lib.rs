@@ -55,7 +55,7 @@
 //! # Features
 //!
 //! `serde` (off by default): makes [`PeerRemoteMemoryRegion`] serializable, and enables the same feature in rdma-qp and
-//! rdma-mem. Also [encodes values](message::Messages::send_value) in messages.
+//! rdma-mem. Also encodes values in messages (`Messages::send_value`).
 
 mod channel;
 mod deadline;
