@@ -9,12 +9,15 @@
 //! - A [`Responder`](responder::Responder) executes the peer's requests on a [`Host`].
 //! - Unreliable connections have an [`UnreliableRequester`] and an [`UnreliableResponder`];
 //!   datagrams have [`Datagrams`].
+//! - [`cm`] establishes and ends connections by management datagrams, as rdma_cm does. It has rules
+//!   of its own.
 //!
 //! # Rules
 //!
 //! - Input from a peer is untrusted: any packet may arrive at any time. It is accepted, answered,
 //!   or dropped and counted. Nothing panics.
-//! - Nothing allocates, except [`Responder::new`](responder::Responder::new), and nothing grows.
+//! - Nothing allocates, except [`Responder::new`](responder::Responder::new) and [`cm`], and nothing
+//!   grows without a limit.
 //! - The caller finds the queue pair that the BTH names. It also checks that the packet came from
 //!   the connected peer, with the right ICRC and partition. It drops all other packets, so an
 //!   unknown sender gets no answer. Responses
@@ -36,6 +39,7 @@ extern crate alloc;
 extern crate std;
 
 mod burst;
+pub mod cm;
 mod connection;
 mod counters;
 mod datagram;

@@ -2,6 +2,14 @@
 
 use std::hash::Hash;
 
+use rdma_proto::cm::wire::{
+    Answer, Drep, Dreq, Mad, MadError, Message, Mra, Offer, Path, Query, Reason, Rej, Rejection,
+    Rep, Req, Resolution, Rtu, SidrRep, SidrReq, SidrStatus, Subject, Timeout, TooLong,
+};
+use rdma_proto::cm::{
+    self, Address, Cause, CommId, Event, IpCmHeader, Manager, Output, PortSpace, ServiceId,
+    Transmit,
+};
 use rdma_proto::requester::{self, Fixed, Requester};
 use rdma_proto::responder::{self, Responder};
 use rdma_proto::wire::{
@@ -43,6 +51,38 @@ fn headers_are_copied_and_compared_in_any_thread() {
     value::<UdpHeader>();
 }
 
+#[test]
+fn messages_are_copied_and_compared_in_any_thread() {
+    value::<Answer<'_>>();
+    value::<CommId>();
+    value::<Drep<'_>>();
+    value::<Dreq<'_>>();
+    value::<Mad<'_>>();
+    value::<Message<'_>>();
+    value::<Mra<'_>>();
+    value::<Offer<'_>>();
+    value::<Path>();
+    value::<Query<'_>>();
+    value::<Reason>();
+    value::<Rej<'_>>();
+    value::<Rejection<'_>>();
+    value::<Rep<'_>>();
+    value::<Req<'_>>();
+    value::<Resolution<'_>>();
+    value::<Rtu<'_>>();
+    value::<SidrRep<'_>>();
+    value::<SidrReq<'_>>();
+    value::<SidrStatus>();
+    value::<Subject>();
+    value::<Timeout>();
+    value::<cm::wire::Header>();
+    value::<cm::wire::Transport>();
+    value::<Address>();
+    value::<IpCmHeader>();
+    value::<PortSpace>();
+    value::<ServiceId>();
+}
+
 fn plain<T: Copy + Eq + core::fmt::Debug + Send + Sync + Unpin>() {}
 fn machine<T: core::fmt::Debug + Send + Sync + Unpin>() {}
 
@@ -64,9 +104,16 @@ fn machines_move_between_threads() {
     plain::<MessageStart>();
     plain::<Stop>();
     plain::<Time>();
+    plain::<Cause<'_>>();
+    plain::<Event<'_>>();
+    plain::<Output<'_>>();
+    plain::<Transmit>();
+    plain::<cm::Counters>();
+    plain::<cm::Settings>();
     plain::<requester::Settings>();
     plain::<responder::Settings>();
     machine::<Datagrams>();
+    machine::<Manager>();
     machine::<Requester>();
     machine::<Responder>();
     machine::<UnreliableRequester>();
@@ -77,4 +124,7 @@ fn machines_move_between_threads() {
 fn errors_are_errors_of_any_thread() {
     error::<EmitError>();
     error::<ParseError>();
+    error::<MadError>();
+    error::<TooLong>();
+    error::<cm::Error>();
 }

@@ -50,7 +50,7 @@
 //! # Ok::<(), rdma_proto::wire::EmitError>(())
 //! ```
 
-mod bytes;
+pub(crate) mod bytes;
 mod error;
 mod headers;
 mod icrc;
