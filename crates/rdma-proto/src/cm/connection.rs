@@ -75,6 +75,8 @@ pub(super) struct Timing {
     pub(super) round_trip: u64,
     /// The number of repetitions.
     pub(super) retries: u8,
+    /// The limit of all times.
+    longest: u64,
 }
 
 impl Timing {
@@ -88,6 +90,7 @@ impl Timing {
             response: response.nanos().saturating_add(round_trip).min(longest),
             round_trip: round_trip.min(longest),
             retries: retries & 0x0f,
+            longest,
         }
     }
 }
@@ -161,11 +164,12 @@ impl Connection {
 
     /// Waits longer for the answer to the current try, because of an MRA. Each try is prolonged at
     /// most once, so a peer cannot delay the end without limit.
-    pub(super) fn prolong(&mut self, now: Time, service: u64) -> bool {
+    pub(super) fn prolong(&mut self, now: Time, service: Timeout) -> bool {
         let prolongs = !self.prolonged;
         if prolongs {
+            let Timing { round_trip, longest, .. } = self.timing;
             self.prolonged = true;
-            self.deadline = Some(now.plus(service).plus(self.timing.round_trip));
+            self.deadline = Some(now.plus(service.nanos().saturating_add(round_trip).min(longest)));
         }
         prolongs
     }

@@ -60,12 +60,14 @@ impl Manager {
         let drep = Drep { local_id: id, remote_id: dreq.local_id, private_data: &[] };
         let mad = Mad { tid, message: Message::Drep(drep) }.to_bytes();
         let transmit = Transmit { to: from, mad };
-        let Some(connection) = self.table.get(id) else {
+        let connection = self.table.get(id);
+        let Some(connection) = connection.filter(|connection| connection.has(from, dreq.local_id))
+        else {
             // The connection is over at this end, so the peer need not repeat its DREQ.
             count(&mut self.counters.unmatched);
             return Output::transmit(transmit);
         };
-        if !connection.has(from, dreq.local_id) || connection.local_qpn != Some(dreq.remote_qpn) {
+        if connection.local_qpn != Some(dreq.remote_qpn) {
             count(&mut self.counters.unmatched);
             return Output::NONE;
         }

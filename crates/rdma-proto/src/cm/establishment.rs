@@ -103,8 +103,8 @@ impl Manager {
             count(&mut self.counters.unmatched);
             return Output::NONE;
         }
-        let service = mra.service_timeout.min(self.settings.longest_timeout).nanos();
-        if self.table.change(id, |connection| connection.prolong(now, service)) != Some(true) {
+        let prolong = |connection: &mut Connection| connection.prolong(now, mra.service_timeout);
+        if self.table.change(id, prolong) != Some(true) {
             count(&mut self.counters.duplicates);
         }
         Output::NONE

@@ -176,3 +176,70 @@ impl Table {
         self.deadlines.first().copied()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rdma_types::{Gid, Lid};
+
+    use super::*;
+    use crate::cm::connection::{State, Timing};
+    use crate::cm::wire::Timeout;
+
+    fn connection(n: u32) -> Connection {
+        let peer = Address::Gid(Gid::from_bytes([5; 16]));
+        let timing = Timing::new(Timeout::default(), Timeout::default(), 0, Timeout::LONGEST);
+        let mut connection = Connection::new(State::ReqReceived, peer, ServiceId::new(1), timing);
+        connection.remote_id = Some(CommId::new(n));
+        connection.remote_qpn = Some(Qpn::masked(n));
+        connection
+    }
+
+    #[test]
+    fn each_index_follows_the_changes() {
+        let mut table = Table::new(1, 0, 10);
+        let [first, second] = [1, 2].map(|n| {
+            let id = table.unused_id().unwrap();
+            table.add(id, connection(n));
+            id
+        });
+        let peer = connection(0).peer;
+        assert_eq!(table.half_open(ServiceId::new(1)), 2);
+        assert_eq!(table.by_remote_qp(peer, Qpn::masked(2)), Some(second));
+        let changed = table.change(first, |connection| {
+            connection.state = State::Established;
+            connection.local_qpn = Some(Qpn::masked(7));
+            connection.deadline = Some(Time::from_nanos(5));
+        });
+        assert_eq!(changed, Some(()));
+        assert_eq!(table.half_open(ServiceId::new(1)), 1);
+        assert_eq!(table.by_local_qp(Qpn::masked(7)), Some(first));
+        assert_eq!(table.first(), Some((Time::from_nanos(5), first)));
+        assert_eq!(table.by_peer(peer, CommId::new(1)), Some(first));
+        assert_eq!(table.query_by_peer(peer, CommId::new(1)), None);
+        assert_eq!(table.by_peer(Address::Lid(Lid::new(1)), CommId::new(1)), None);
+
+        assert!(table.remove(first).is_some() && table.remove(second).is_some());
+        assert!(table.remove(first).is_none() && table.change(second, |_| ()).is_none());
+        let Table { entries, by_peer, by_remote_qp, by_local_qp, deadlines, half_open, .. } = table;
+        assert!(entries.is_empty() && by_peer.is_empty() && by_remote_qp.is_empty());
+        assert!(by_local_qp.is_empty() && deadlines.is_empty() && half_open.is_empty());
+    }
+
+    #[test]
+    fn ids_have_the_slot_and_are_neither_none_nor_in_use() {
+        // The secret makes one of the first IDs `CommId::NONE`, if the slot is 0.
+        let mut table = Table::new(0, 3, u32::MAX);
+        let mut ids = BTreeSet::new();
+        for n in 0..10 {
+            let id = table.unused_id().unwrap();
+            assert!(id != CommId::NONE && ids.insert(id));
+            table.add(id, connection(n));
+        }
+        assert_eq!(table.most(), ID_MASK - 1);
+        // All numbers were used once, and the search begins again.
+        table.ids.next = 0;
+        assert!(ids.insert(table.unused_id().unwrap()));
+        assert_eq!(Table::new(0xfabc, 3, 1).unused_id().unwrap().slot(), 0xabc);
+        assert_eq!(Table::new(0, 3, 0).unused_id(), None);
+    }
+}

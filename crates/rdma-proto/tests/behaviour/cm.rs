@@ -3,4 +3,10 @@
 
 #![allow(clippy::cast_possible_truncation)]
 
+mod ending;
+mod establishment;
+mod network;
+mod queries;
+mod random;
+mod refusals;
 mod wire;

@@ -12,17 +12,26 @@ use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, Psn, Qpn, Rkey, WcSta
 use crate::pair::ends::{RKEY, VA};
 use crate::pair::network::{Fate, Pair, Way, bytes, settings};
 
-/// SplitMix64.
-struct Random(u64);
+/// A generator of random numbers: SplitMix64.
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut word = self.0;
         word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         (word ^ word >> 31) % bound
     }
+}
+
+/// Returns the seeds of this run: `RDMA_PROTO_RUNS` fresh ones, or the one in `RDMA_PROTO_SEED`.
+pub(crate) fn seeds() -> Vec<u64> {
+    let fresh = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let given = env::var("RDMA_PROTO_SEED").ok().map(|seed| seed.parse().unwrap());
+    let runs: u64 = env::var("RDMA_PROTO_RUNS").map_or(300, |runs| runs.parse().unwrap());
+    let (first, runs) = given.map_or_else(|| (fresh(), runs), |seed| (seed, 1));
+    (0..runs).map(|n| first.wrapping_add(n)).collect()
 }
 
 /// The expected final state.
@@ -218,12 +227,10 @@ fn any_packets_in_any_order_are_counted_and_harmless() {
 
 #[test]
 fn all_requests_are_executed_once_and_in_order() {
-    let fresh = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
-    let given = env::var("RDMA_PROTO_SEED").ok().map(|seed| seed.parse().unwrap());
-    let runs: u64 = env::var("RDMA_PROTO_RUNS").map_or(300, |runs| runs.parse().unwrap());
-    let (first, runs) = given.map_or_else(|| (fresh(), runs), |seed| (seed, 1));
+    let seeds = seeds();
+    let runs = seeds.len();
     let (mut packets, mut given_up) = (0, 0);
-    for seed in (0..runs).map(|n| first.wrapping_add(n)) {
+    for seed in seeds {
         println!("RDMA_PROTO_SEED={seed}");
         match run(seed) {
             Some(count) => packets += count,
