@@ -18,6 +18,11 @@ pub fn packet(bytes: &[u8]) {
     proto::packet(bytes);
 }
 
+/// Parses the bytes as a MAD, and passes them to a communication manager.
+pub fn mad(bytes: &[u8]) {
+    proto::mad(bytes);
+}
+
 /// Passes a stream of requests to the responder of each service.
 pub fn responder(bytes: &[u8]) {
     proto::responder(bytes);

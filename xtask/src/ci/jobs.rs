@@ -297,7 +297,7 @@ pub(crate) const JOBS: &[Job] = &[
         name: "fuzz",
         about: "inputs that break a rule, in a minute for each target, with a new seed each time (`test` runs the same checks on initial inputs and random bytes)",
         tier: Tier::Full,
-        minutes: 6.5,
+        minutes: 7.0,
         needs: FUZZ_NEEDS,
         steps: FUZZ,
     },

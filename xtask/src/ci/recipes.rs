@@ -292,6 +292,7 @@ pub(super) const FUZZ: &[Step] = &[
     run("cargo fuzz build --fuzz-dir crates/fuzz --target-dir {target}/fuzz --sanitizer none"),
     two_at_a_time(&[
         fuzz!("packet", "60"),
+        fuzz!("mad", "60"),
         fuzz!("responder", "60"),
         fuzz!("requester", "60"),
         fuzz!("endpoint", "60"),

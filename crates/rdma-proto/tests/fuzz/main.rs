@@ -17,6 +17,7 @@ use test_support::fuzz::write_seed;
 fn run(target: &str, bytes: &[u8]) {
     match target {
         "packet" => harness::packet(bytes),
+        "mad" => harness::mad(bytes),
         "responder" => harness::responder(bytes),
         _ => harness::requester(bytes),
     }
@@ -53,6 +54,11 @@ proptest! {
     #[test]
     fn any_bytes_as_a_packet_break_no_rule(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         harness::packet(&bytes);
+    }
+
+    #[test]
+    fn any_bytes_as_a_mad_break_no_rule(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        harness::mad(&bytes);
     }
 
     #[test]

@@ -1,9 +1,12 @@
-//! The seeds of the fuzzers: the captured conversations, as inputs of the targets.
+//! The seeds of the fuzzers: the captured conversations and messages of the communication manager, as inputs of the
+//! targets.
 
 use std::collections::BTreeSet;
 
+use rdma_proto::cm::wire::{MAD_LEN, Mad, Message, Offer, Query, Req, SidrReq};
+use rdma_proto::cm::{CommId, IpCmHeader};
 use rdma_proto::wire::{Headers, IpHeader, Operation, Packet, Service, UdpHeader};
-use rdma_types::{Psn, Rkey};
+use rdma_types::{Guid, Psn, Rkey};
 
 use crate::flow::{Captured, FLOWS, conversation};
 use crate::harness::{Answer, Ask, Poll, Post, RKEY, Setting, Tag, VA};
@@ -17,6 +20,7 @@ const MOST_BYTES: usize = 4096;
 
 pub(crate) fn all() -> Vec<Seed> {
     let mut seeds = packets();
+    seeds.extend(mads());
     for flow in &FLOWS {
         let name = format!("{}-{}-{:x}", flow.capture, flow.requester, flow.to);
         let packets = conversation(flow);
@@ -52,6 +56,29 @@ fn packets() -> Vec<Seed> {
         [69, 0, 0, 52, 255, 255, 0, 0, 0, 17, 255, 255, 255, 255, 255, 255, 93, 93, 93, 93];
     seeds.push(("packet", "v4-checksum".to_owned(), [&header[..], &[0; 32]].concat()));
     seeds
+}
+
+/// A REQ and a SIDR_REQ with IP addresses, and an empty message of each other kind.
+fn mads() -> Vec<Seed> {
+    let header = IpCmHeader::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 7).unwrap();
+    let mut private_data = [0; IpCmHeader::LEN];
+    header.emit(&mut private_data);
+    let offer = Offer { mtu_code: 3, private_data: &private_data, ..Offer::default() };
+    let query = Query { private_data: &private_data, ..Query::default() };
+    let (local_id, ca_guid) = (CommId::new(1), Guid::from_u64(1));
+    let messages = [
+        Message::Req(Req { local_id, ca_guid, offer }),
+        Message::SidrReq(SidrReq { request_id: local_id, query }),
+    ];
+    let with_content = messages.map(|message| Mad { tid: 1, message }.emit().unwrap());
+    let empty = (0x11..=0x18).map(|attribute| {
+        let mut mad = [0; MAD_LEN];
+        mad[..4].copy_from_slice(&[1, 7, 2, 3]);
+        mad[17] = attribute;
+        mad
+    });
+    let all = with_content.into_iter().chain(empty).enumerate();
+    all.map(|(n, mad)| ("mad", format!("{n}-{:02x}", mad[17]), mad.to_vec())).collect()
 }
 
 /// The packets of a service that has no connections in the list of flows.

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use rdma_proto::cm::wire::{Answer, Reason};
-use rdma_proto::cm::{Error, Event};
-use rdma_types::Qpn;
+use rdma_proto::cm::wire::{Answer, Message, Mra, Reason, Subject, Timeout};
+use rdma_proto::cm::{Address, CommId, Error, Event};
+use rdma_types::{Gid, Qpn};
 
 use crate::cm::network::Side::{Left, Right};
-use crate::cm::network::{Fate, LATENCY, Pair, Phase, RETRIES, response, service, timeout};
+use crate::cm::network::{
+    Fate, LATENCY, LONGEST, Pair, Phase, RETRIES, response, round_trip, service, timeout,
+};
 
 const UNDISTURBED: [&str; 6] =
     ["-> REQ", "   right requested", "<- REP", "   left replied", "-> RTU", "   right established"];
@@ -116,6 +118,67 @@ fn each_try_is_prolonged_once() {
     let longest = response() + (response() + timeout(6).duration() * 2) * u32::from(RETRIES);
     assert!(u128::from(pair.now.as_nanos()) <= longest.as_nanos());
     assert!(pair.left.manager.is_empty() && pair.right.manager.is_empty());
+}
+
+/// An MRA from the right end to the left one.
+fn mra(remote_id: CommId, local_id: CommId, subject: Subject) -> Message<'static> {
+    let service_timeout = timeout(5);
+    Message::Mra(Mra { local_id, remote_id, subject, service_timeout, private_data: &[] })
+}
+
+#[test]
+fn only_the_first_mra_of_the_peer_about_the_message_prolongs_a_try() {
+    let mut pair = Pair::new().network(Box::new(|_, _| Fate::Lost));
+    let id = pair.connect(Left);
+    let stranger = Address::Gid(Gid::from_ipv4([10, 0, 0, 3].into()));
+    let peer = pair.right.address;
+    let first = pair.left.manager.deadline();
+    pair.deliver(Left, stranger, mra(id, CommId::new(1), Subject::Req));
+    pair.deliver(Left, peer, mra(CommId::new(1), CommId::new(1), Subject::Req));
+    pair.deliver(Left, peer, mra(id, CommId::new(1), Subject::Rep));
+    assert_eq!(pair.left.manager.deadline(), first);
+    pair.deliver(Left, peer, mra(id, CommId::new(1), Subject::Req));
+    let prolonged = pair.now.after(timeout(5).duration() + round_trip());
+    assert_eq!(pair.left.manager.deadline(), Some(prolonged));
+    assert_eq!(pair.run_for(Duration::from_nanos(LATENCY * 20)), ["-> REQ, lost"]);
+    pair.deliver(Left, peer, mra(id, CommId::new(1), Subject::Req));
+    assert_eq!(pair.left.manager.deadline(), Some(prolonged));
+    let counters = pair.left.manager.counters();
+    assert_eq!((counters.unmatched, counters.duplicates), (3, 1));
+}
+
+#[test]
+fn the_mra_of_a_rep_has_both_ids() {
+    let mut pair = Pair::new().network(Box::new(|side, _| match side {
+        Left => Fate::Arrives,
+        Right => Fate::Lost,
+    }));
+    let left = pair.connect(Left);
+    pair.run_for(Duration::from_nanos(LATENCY));
+    let (right, peer) = (pair.right.last, pair.left.address);
+    let first = pair.right.manager.deadline();
+    pair.deliver(Right, peer, mra(right, CommId::new(1), Subject::Rep));
+    pair.deliver(Right, peer, mra(right, left, Subject::Req));
+    assert_eq!(pair.right.manager.deadline(), first);
+    pair.deliver(Right, peer, mra(right, left, Subject::Rep));
+    assert!(pair.right.manager.deadline() > first);
+}
+
+#[test]
+fn times_that_a_peer_demands_are_cut_to_the_longest_time() {
+    let mut pair = Pair::new();
+    let mut offer = pair.offer(Left);
+    offer.local_response_timeout = Timeout::LONGEST;
+    offer.primary.ack_timeout = Timeout::LONGEST;
+    let id = pair.connect_with(Left, &offer);
+    pair.run_for(Duration::from_nanos(LATENCY));
+    let longest = timeout(LONGEST).duration();
+    assert_eq!(pair.right.manager.deadline(), Some(pair.now.after(longest)));
+    pair.run_for(Duration::from_nanos(LATENCY * 2));
+    pair.disconnect(Left, id);
+    pair.run_for(Duration::from_nanos(LATENCY));
+    assert_eq!(pair.right.phases[&pair.right.last], Phase::TimeWait);
+    assert_eq!(pair.right.manager.deadline(), Some(pair.now.after(longest)));
 }
 
 #[test]

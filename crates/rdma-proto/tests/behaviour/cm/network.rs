@@ -28,7 +28,7 @@ pub(crate) enum Side {
 pub(crate) type Network = Box<dyn FnMut(Side, u64) -> Fate>;
 
 /// The code of the longest time that a manager waits for an answer.
-const LONGEST: u8 = 7;
+pub(crate) const LONGEST: u8 = 7;
 
 pub(crate) fn timeout(code: u8) -> Timeout {
     Timeout::from_code(code).unwrap()

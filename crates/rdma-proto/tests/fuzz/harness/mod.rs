@@ -9,6 +9,7 @@ mod datagrams;
 #[allow(dead_code)]
 mod ends;
 mod input;
+mod mad;
 mod packet;
 mod peer;
 mod posted;
@@ -19,6 +20,7 @@ mod watched;
 
 pub(crate) use ends::{RKEY, VA};
 pub(crate) use input::{Answer, Ask, Poll, Post, Setting, Tag};
+pub(crate) use mad::run as mad;
 pub(crate) use packet::run as packet;
 pub(crate) use requester::run as requester;
 pub(crate) use responder::run as responder;
