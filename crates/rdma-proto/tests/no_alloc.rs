@@ -1,16 +1,22 @@
 //! A connection allocates nothing after its creation, even on a network that loses each seventh packet; and it is
-//! small.
+//! small. A communication manager under a flood is small, too.
 //!
 //! The test has its own `main`, since the threads of the default harness allocate too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
 
+use std::ops::Range;
+
+use rdma_proto::cm::wire::{Mad, Message, Offer, Path, Req};
+use rdma_proto::cm::{Address, CommId, Manager, ServiceId, Settings};
 use rdma_proto::requester::{self, Requester};
 use rdma_proto::responder::{self, Responder};
 use rdma_proto::{
     Connection, Datagrams, Delivered, Host, Kind, MessageEnd, MessageStart, Nak, Remote, Source,
     Stop, Time, UnreliableRequester, UnreliableResponder, Work, Wqe,
 };
-use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Mtu, Psn, Qpn, WcStatus};
+use rdma_types::{
+    AckTimeout, Gid, Guid, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Mtu, Psn, Qpn, WcStatus,
+};
 use test_support::alloc_counter::CountingAllocator;
 
 #[global_allocator]
@@ -129,8 +135,37 @@ fn ends(reads: u8) -> (Requester, Responder) {
     (requester, responder)
 }
 
+/// The most bytes that the half-open connections of one listener may have.
+const MOST_HALF_OPEN_BYTES: u64 = 256 << 10;
+
+/// Checks that a flood of REQs occupies little memory, and that what is dropped occupies none.
+fn floods_are_small() {
+    let (gid, service_id) = (Gid::from_bytes([1; 16]), ServiceId::new(1));
+    let mut manager = Manager::new(&Settings::new(Guid::from_u64(1), 0, 0));
+    manager.listen(service_id).unwrap();
+    let mut flood = |ids: Range<u32>| {
+        for n in ids {
+            let primary = Path { local_gid: gid, ..Path::default() };
+            let (mtu_code, qpn) = (Mtu::MTU1024.code(), Qpn::masked(n));
+            let offer = Offer { service_id, mtu_code, qpn, primary, ..Offer::default() };
+            let req = Req { local_id: CommId::new(n), ca_guid: Guid::default(), offer };
+            let mad = Mad { tid: 0, message: Message::Req(req) }.emit().unwrap();
+            let output = manager.receive(Time::default(), Address::Gid(gid), &mad);
+            assert_eq!(output.event.is_some(), n < Manager::MAX_HALF_OPEN);
+        }
+    };
+    let before = ALLOCATOR.bytes();
+    flood(0..Manager::MAX_HALF_OPEN);
+    let (bytes, allocations) = (ALLOCATOR.bytes() - before, ALLOCATOR.allocations());
+    println!("{bytes} bytes for {} half-open connections", Manager::MAX_HALF_OPEN);
+    assert!(bytes <= MOST_HALF_OPEN_BYTES);
+    flood(Manager::MAX_HALF_OPEN..10_000);
+    assert_eq!(ALLOCATOR.allocations(), allocations);
+}
+
 fn main() {
     connections_are_small();
+    floods_are_small();
     let (mut requester, mut responder) = ends(4);
     let (mut queue, mut host) = (Ends { done: 0, begun: 0 }, Ends { done: 0, begun: 0 });
     let (mut now, mut packets, mut room) = (Time::default(), 0_u32, [0; 256]);

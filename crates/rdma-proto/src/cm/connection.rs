@@ -168,8 +168,9 @@ impl Connection {
         let prolongs = !self.prolonged;
         if prolongs {
             let Timing { round_trip, longest, .. } = self.timing;
+            let later = now.plus(service.nanos().saturating_add(round_trip).min(longest));
             self.prolonged = true;
-            self.deadline = Some(now.plus(service.nanos().saturating_add(round_trip).min(longest)));
+            self.deadline = self.deadline.max(Some(later));
         }
         prolongs
     }

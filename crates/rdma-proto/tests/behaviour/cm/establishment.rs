@@ -120,7 +120,6 @@ fn each_try_is_prolonged_once() {
     assert!(pair.left.manager.is_empty() && pair.right.manager.is_empty());
 }
 
-/// An MRA from the right end to the left one.
 fn mra(remote_id: CommId, local_id: CommId, subject: Subject) -> Message<'static> {
     let service_timeout = timeout(5);
     Message::Mra(Mra { local_id, remote_id, subject, service_timeout, private_data: &[] })
@@ -145,6 +144,18 @@ fn only_the_first_mra_of_the_peer_about_the_message_prolongs_a_try() {
     assert_eq!(pair.left.manager.deadline(), Some(prolonged));
     let counters = pair.left.manager.counters();
     assert_eq!((counters.unmatched, counters.duplicates), (3, 1));
+}
+
+#[test]
+fn an_mra_with_a_short_time_hastens_nothing() {
+    let mut pair = Pair::new();
+    let id = pair.connect(Left);
+    let (first, peer) = (pair.left.manager.deadline(), pair.right.address);
+    let (local_id, subject) = (CommId::new(1), Subject::Req);
+    let service_timeout = Timeout::default();
+    let mra = Mra { local_id, remote_id: id, subject, service_timeout, private_data: &[] };
+    pair.deliver(Left, peer, Message::Mra(mra));
+    assert_eq!(pair.left.manager.deadline(), first);
 }
 
 #[test]
