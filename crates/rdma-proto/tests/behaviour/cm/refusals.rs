@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use rdma_proto::cm::wire::{
-    Answer, MAD_LEN, Mad, Message, Offer, Path, Reason, Rej, Rejection, Req, Subject, Transport,
+    Answer, MAD_LEN, Mad, Message, Offer, Path, Reason, Rej, Rejection, Rep, Req, Subject,
+    Transport,
 };
 use rdma_proto::cm::{Address, Cause, CommId, Error, Event, Manager, ServiceId, Settings};
 use rdma_types::{Gid, Guid, Lid, Qpn};
@@ -100,6 +101,34 @@ fn a_reply_to_a_cancelled_request_is_rejected() {
     let end = ["   right ended: rejected 6, TimeWait", "   right released"];
     assert_eq!(pair.run(), [&trace[..], &end].concat());
     assert!(pair.left.manager.is_empty() && pair.right.manager.is_empty());
+}
+
+fn rep((local_id, remote_id): (CommId, CommId)) -> Message<'static> {
+    let (ca_guid, answer) = (Guid::default(), Answer::default());
+    Message::Rep(Rep { local_id, remote_id, ca_guid, failover: 0, answer })
+}
+
+#[test]
+fn only_the_peer_answers_a_request() {
+    let mut pair = Pair::new().network(Box::new(|_, _| Fate::Lost));
+    let id = pair.connect(Left);
+    let (other, peer) = (Address::Gid(stranger()), pair.right.address);
+    let (local_id, subject) = (CommId::new(5), Subject::Req);
+    let rejection = Rejection::new(Reason::CONSUMER_DEFINED);
+    let rej = Message::Rej(Rej { local_id, remote_id: id, subject, rejection });
+    assert_eq!(pair.deliver(Left, other, rep((local_id, id))), [""; 0]);
+    assert_eq!(pair.deliver(Left, other, rej), [""; 0]);
+    assert_eq!(pair.left.manager.counters().unmatched, 2);
+    assert_eq!(pair.deliver(Left, peer, rep((local_id, id))), ["replied"]);
+}
+
+#[test]
+fn a_rep_for_the_passive_end_is_dropped() {
+    let mut pair = Pair::new();
+    let ids = pair.establish();
+    let peer = pair.left.address;
+    assert_eq!(pair.deliver(Right, peer, rep(ids)), [""; 0]);
+    assert_eq!(pair.right.manager.counters().unexpected, 1);
 }
 
 #[test]
