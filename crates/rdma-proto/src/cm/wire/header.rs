@@ -88,15 +88,12 @@ impl Header {
 /// none of. Returns `None` for other methods, whose answers would not be expected (IBTA volume 1,
 /// section 13.4).
 pub(crate) fn refusal(mad: &[u8], status: u16) -> Option<[u8; MAD_LEN]> {
-    const METHOD_AT: usize = 3;
     let mut answer: [u8; MAD_LEN] = mad.try_into().ok()?;
-    let (before, rest) = answer.split_at_mut(METHOD_AT);
-    let is_supported = before.first() == Some(&BASE_VERSION);
-    let (method, rest) = rest.split_first_mut()?;
-    *method = match *method {
-        GET | SET if is_supported => GET_RESP,
-        _ => return None,
-    };
-    *rest.first_chunk_mut()? = status.to_be_bytes();
+    let [_, _, _, method, high, low, ..] = &mut answer;
+    if !matches!(*method, GET | SET) {
+        return None;
+    }
+    *method = GET_RESP;
+    [*high, *low] = status.to_be_bytes();
     Some(answer)
 }

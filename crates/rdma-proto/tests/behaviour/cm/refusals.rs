@@ -123,6 +123,17 @@ fn only_the_peer_answers_a_request() {
 }
 
 #[test]
+fn a_rep_with_the_id_of_another_connection_is_refused() {
+    let mut pair = Pair::new();
+    let (_, right) = pair.establish();
+    let id = pair.connect(Left);
+    let peer = pair.right.address;
+    let refused = ["REJ 30 of Rep", "ended: refused 30"];
+    assert_eq!(pair.deliver(Left, peer, rep((right, id))), refused);
+    assert_eq!(pair.left.manager.len(), 1);
+}
+
+#[test]
 fn a_rep_for_the_passive_end_is_dropped() {
     let mut pair = Pair::new();
     let ids = pair.establish();
