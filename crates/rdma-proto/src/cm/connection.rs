@@ -57,7 +57,7 @@ pub(super) struct Connection {
     /// The code for the REP that answers the alternate path of the REQ.
     pub(super) failover: u8,
     pub(super) timing: Timing,
-    /// The remaining repetitions of `message`.
+    /// The number of times that `message` will still be sent.
     pub(super) tries_left: u8,
     /// Whether an MRA has prolonged the current try.
     pub(super) prolonged: bool,
@@ -89,7 +89,7 @@ impl Timing {
         Self {
             response: response.nanos().saturating_add(round_trip).min(longest),
             round_trip: round_trip.min(longest),
-            retries: retries & 0x0f,
+            retries: retries.min(15),
             longest,
         }
     }
@@ -154,12 +154,13 @@ impl Connection {
         self.deadline = Some(now);
     }
 
-    /// Repeats the message, if a repetition remains.
-    pub(super) fn repeat(&mut self, now: Time) -> Option<Transmit> {
+    /// Returns the message and whether it was sent before, if a try remains.
+    pub(super) fn transmit_next(&mut self, now: Time) -> Option<(Transmit, bool)> {
+        let is_repeated = self.tries_left <= self.timing.retries;
         self.tries_left = self.tries_left.checked_sub(1)?;
         self.prolonged = false;
         self.deadline = Some(now.plus(self.timing.response));
-        Some(self.transmit())
+        Some((self.transmit(), is_repeated))
     }
 
     /// Waits longer for the answer to the current try, because of an MRA. Each try is prolonged at

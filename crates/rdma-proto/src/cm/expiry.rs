@@ -13,12 +13,14 @@ impl Manager {
     /// call until then.
     pub fn expire(&mut self, now: Time) -> Option<Output<'static>> {
         let (_, id) = self.table.first().filter(|&(deadline, _)| deadline <= now)?;
-        let repeated = self.table.change(id, |connection| match connection.state {
+        let transmit = self.table.change(id, |connection| match connection.state {
             State::TimeWait => None,
-            _ => connection.repeat(now),
+            _ => connection.transmit_next(now),
         })?;
-        if let Some(transmit) = repeated {
-            count(&mut self.counters.retries);
+        if let Some((transmit, is_repeated)) = transmit {
+            if is_repeated {
+                count(&mut self.counters.retries);
+            }
             return Some(Output::transmit(self.sent(transmit)));
         }
         let output = self.give_up(now, id);
