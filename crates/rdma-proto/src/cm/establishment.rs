@@ -38,7 +38,7 @@ impl Manager {
             count(&mut self.counters.stale);
             self.end_stale(now, stale);
             Reason::STALE_CONNECTION
-        } else if !self.is_listening(offer.service_id) {
+        } else if !self.is_listening(offer.service_id) || !offer.service_id.has_connections() {
             Reason::INVALID_SERVICE_ID
         } else {
             return self.receive_new_req(from, tid, req);

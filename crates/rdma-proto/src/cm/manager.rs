@@ -116,7 +116,8 @@ impl Manager {
         self.table.first().map(|(deadline, _)| deadline)
     }
 
-    /// Accepts requests and queries for a service from now on.
+    /// Accepts requests and queries for a service from now on. A service of the TCP port space
+    /// receives only requests for connections, and one of the UDP port space only queries.
     ///
     /// # Errors
     ///
@@ -225,7 +226,8 @@ impl Manager {
     }
 
     /// Rejects a request or a reply, or cancels an attempt. The REJ that cancels an unanswered REQ
-    /// always has the reason [`Reason::TIMEOUT`].
+    /// always has the reason [`Reason::TIMEOUT`]. The additional information of this reason is
+    /// always the adapter's GUID.
     ///
     /// No [`Ended`](super::Event::Ended) follows. After a REP was sent or received, the connection
     /// enters TimeWait, and [`Released`](super::Event::Released) follows. Otherwise, the ID and the
@@ -249,9 +251,11 @@ impl Manager {
             _ => Subject::Other,
         };
         let guid = self.settings.ca_guid.to_bytes();
-        let rejection = match connection.state {
-            State::ReqSent => Rejection { reason: Reason::TIMEOUT, info: &guid, ..*rejection },
-            _ => *rejection,
+        let rejection = if connection.state == State::ReqSent || rejection.reason == Reason::TIMEOUT
+        {
+            Rejection { reason: Reason::TIMEOUT, info: &guid, ..*rejection }
+        } else {
+            *rejection
         };
         let remote_id = connection.remote_id.unwrap_or_default();
         let rej = Rej { local_id: id, remote_id, subject, rejection };

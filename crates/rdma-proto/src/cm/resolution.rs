@@ -21,7 +21,7 @@ impl Manager {
             count(&mut self.counters.duplicates);
             return Output::NONE;
         }
-        if !self.is_listening(query.service_id) {
+        if !self.is_listening(query.service_id) || !query.service_id.has_datagrams() {
             let status = SidrStatus::UNSUPPORTED;
             return Output::transmit(sidr_rep(from, tid, request_id, query.service_id, status));
         }
@@ -42,10 +42,12 @@ impl Manager {
         reply: &SidrRep<'a>,
     ) -> Output<'a> {
         let id = reply.request_id;
+        let has_queue_pair = reply.resolution.status == SidrStatus::VALID;
         let is_asked = self.table.get(id).is_some_and(|query| {
             query.state == State::SidrSent
                 && query.peer == from
-                && query.service_id == reply.service_id
+                // A peer with another version cannot read the service ID.
+                && (query.service_id == reply.service_id || !has_queue_pair)
         });
         if !is_asked {
             count(&mut self.counters.unmatched);

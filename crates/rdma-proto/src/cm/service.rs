@@ -38,6 +38,16 @@ impl ServiceId {
         let space = PortSpace::ALL.into_iter().find(|space| space.prefix() == prefix)?;
         Some((space, u16::from_be_bytes([high, low])))
     }
+
+    /// Returns true if a listener with this ID may receive REQs.
+    pub(super) fn has_connections(self) -> bool {
+        !matches!(self.port(), Some((PortSpace::Udp, _)))
+    }
+
+    /// Returns true if a listener with this ID may receive SIDR_REQs.
+    pub(super) fn has_datagrams(self) -> bool {
+        !matches!(self.port(), Some((PortSpace::Tcp, _)))
+    }
 }
 
 impl fmt::Display for ServiceId {

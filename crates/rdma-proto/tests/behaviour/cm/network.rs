@@ -48,6 +48,11 @@ pub(crate) fn service() -> ServiceId {
     PortSpace::Tcp.service_id(7471)
 }
 
+/// A service that answers queries.
+pub(crate) fn datagram_service() -> ServiceId {
+    PortSpace::Udp.service_id(7471)
+}
+
 /// The last known state of a connection, as its program sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -86,6 +91,7 @@ impl End {
         settings.longest_timeout = timeout(LONGEST);
         let mut manager = Manager::new(&settings);
         manager.listen(service()).unwrap();
+        manager.listen(datagram_service()).unwrap();
         Self {
             manager,
             address: Address::Gid(gid),

@@ -10,7 +10,7 @@ use rdma_proto::cm::{Address, Cause, CommId, Error, Event, Manager, ServiceId, S
 use rdma_types::{Gid, Guid, Lid, Qpn};
 
 use crate::cm::network::Side::{Left, Right};
-use crate::cm::network::{Fate, LATENCY, Pair, describe, service};
+use crate::cm::network::{Fate, LATENCY, Pair, datagram_service, describe, service};
 
 fn tick() -> Duration {
     Duration::from_nanos(LATENCY)
@@ -49,6 +49,18 @@ fn the_program_rejects_a_request_with_its_reason() {
     assert!(pair.left.manager.is_empty() && pair.right.manager.is_empty());
     // The queue pair was never used, so it needs no TimeWait.
     assert!(pair.left.manager.connect(pair.now, right, &offer).is_ok());
+}
+
+#[test]
+fn the_reason_timeout_always_has_the_guid() {
+    let mut pair = Pair::new();
+    pair.right.decides = false;
+    pair.connect(Left);
+    pair.run_for(tick());
+    let rejection = Rejection { info: b"other", ..Rejection::new(Reason::TIMEOUT) };
+    let rej = pair.right.manager.reject(pair.now, pair.right.last, &rejection).unwrap();
+    let Ok(Mad { message: Message::Rej(rej), .. }) = Mad::parse(&rej.mad) else { panic!() };
+    assert_eq!(rej.rejection.info, Guid::from_u64(2).as_bytes());
 }
 
 #[test]
@@ -224,13 +236,14 @@ fn unacceptable_requests_are_rejected_by_reason() {
     assert_eq!(rejected(with(&|it| it.mtu_code = 0)), ["REJ 26 of Req"]);
     assert_eq!(rejected(with(&|it| it.mtu_code = 6)), ["REJ 26 of Req"]);
     assert_eq!(rejected(with(&|it| it.service_id = ServiceId::new(5))), ["REJ 8 of Req"]);
+    assert_eq!(rejected(with(&|it| it.service_id = datagram_service())), ["REJ 8 of Req"]);
     assert_eq!(rejected(with(&|it| it.transport = Transport::Uc)), ["requested"]);
     // The same communication ID, but another queue pair.
     assert_eq!(rejected(with(&|it| it.qpn = Qpn::masked(2))), ["REJ 30 of Req"]);
     // Another communication ID, but the same queue pair.
     let other = Req { local_id: CommId::new(2), ..valid };
     assert_eq!(rejected(Message::Req(other)), ["REJ 10 of Req"]);
-    assert_eq!(pair.right.manager.counters().rejects, 7);
+    assert_eq!(pair.right.manager.counters().rejects, 8);
 }
 
 #[test]
