@@ -3,6 +3,7 @@
 
 #![allow(clippy::cast_possible_truncation)]
 
+mod calls;
 mod ending;
 mod establishment;
 mod network;

@@ -120,7 +120,7 @@ fn both_ends_agree_or_report_an_error_in_time() {
 }
 
 /// A message with random fields, some of them from connections of the pair.
-fn message(random: &mut Random, ids: &[CommId], qpns: &[Qpn], mad: &mut [u8; 256]) {
+pub(crate) fn message(random: &mut Random, ids: &[CommId], qpns: &[Qpn], mad: &mut [u8; 256]) {
     let any = |random: &mut Random, bytes: &mut [u8]| bytes.fill_with(|| random.below(256) as u8);
     any(random, &mut mad[24..]);
     mad[..4].copy_from_slice(&[1, 7, 2, 3]);
