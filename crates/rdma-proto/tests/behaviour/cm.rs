@@ -10,4 +10,5 @@ mod network;
 mod queries;
 mod random;
 mod refusals;
+mod unmatched;
 mod wire;

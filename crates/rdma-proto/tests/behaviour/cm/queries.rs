@@ -12,7 +12,7 @@ use crate::cm::network::{Fate, LATENCY, Pair, RETRIES, datagram_service, service
 
 const QPN: Qpn = Qpn::masked(0x1234);
 
-fn query(pair: &mut Pair, service_id: ServiceId) -> CommId {
+pub(crate) fn query(pair: &mut Pair, service_id: ServiceId) -> CommId {
     let (to, now) = (pair.right.address, pair.now);
     let query = Query { service_id, private_data: b"where", ..Query::default() };
     let sent = pair.left.manager.query(now, to, &query, timeout(4), RETRIES);
