@@ -46,7 +46,7 @@ fn a_disconnected_queue_pair_is_unused_until_time_wait_is_over() {
 
 #[test]
 fn a_lost_dreq_is_repeated() {
-    let mut pair = Pair::new().fates(&[(Right, 1, Fate::Lost)]);
+    let mut pair = Pair::new().fates([(Right, 1, Fate::Lost)]);
     let (_, right) = pair.establish();
     pair.disconnect(Right, right);
     let trace = pair.run_for(response() + Duration::from_nanos(2 * LATENCY));
@@ -57,7 +57,7 @@ fn a_lost_dreq_is_repeated() {
 
 #[test]
 fn a_lost_drep_is_repeated_during_and_after_time_wait() {
-    let mut pair = Pair::new().fates(&[(Right, 1, Fate::Lost), (Right, 2, Fate::Lost)]);
+    let mut pair = Pair::new().fates([(Right, 1, Fate::Lost), (Right, 2, Fate::Lost)]);
     let (left, _) = pair.establish();
     pair.disconnect(Left, left);
     let trace = pair.run();

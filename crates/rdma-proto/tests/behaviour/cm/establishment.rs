@@ -31,7 +31,7 @@ fn three_messages_establish_a_connection() {
 
 #[test]
 fn a_lost_req_is_repeated() {
-    let mut pair = Pair::new().fates(&[(Left, 0, Fate::Lost)]);
+    let mut pair = Pair::new().fates([(Left, 0, Fate::Lost)]);
     pair.connect(Left);
     assert_eq!(pair.run(), [&["-> REQ, lost"][..], &UNDISTURBED].concat());
     assert_eq!(
@@ -42,7 +42,7 @@ fn a_lost_req_is_repeated() {
 
 #[test]
 fn a_lost_rep_is_repeated() {
-    let mut pair = Pair::new().fates(&[(Right, 0, Fate::Lost)]);
+    let mut pair = Pair::new().fates([(Right, 0, Fate::Lost)]);
     pair.connect(Left);
     // The repeated REQ and the timer of the REP both repeat the REP.
     let trace = ["-> REQ", "   right requested", "<- REP, lost", "-> REQ", "<- REP", "<- REP"];
@@ -53,7 +53,7 @@ fn a_lost_rep_is_repeated() {
 
 #[test]
 fn a_lost_rtu_is_repeated_for_each_rep() {
-    let mut pair = Pair::new().fates(&[(Left, 1, Fate::Lost), (Left, 2, Fate::Lost)]);
+    let mut pair = Pair::new().fates([(Left, 1, Fate::Lost), (Left, 2, Fate::Lost)]);
     pair.connect(Left);
     let trace = ["-> REQ", "   right requested", "<- REP", "   left replied", "-> RTU, lost"];
     let end = ["<- REP", "-> RTU, lost", "<- REP", "-> RTU", "   right established"];
@@ -64,7 +64,7 @@ fn a_lost_rtu_is_repeated_for_each_rep() {
 #[test]
 fn a_copy_of_any_message_changes_nothing() {
     for (side, n) in [(Left, 0), (Left, 1), (Right, 0)] {
-        let mut pair = Pair::new().fates(&[(side, n, Fate::Twice)]);
+        let mut pair = Pair::new().fates([(side, n, Fate::Twice)]);
         pair.connect(Left);
         let trace = pair.run();
         let events: Vec<_> = trace.iter().filter(|line| line.starts_with("   ")).collect();
@@ -78,7 +78,7 @@ fn a_copy_of_any_message_changes_nothing() {
 #[test]
 fn late_copies_change_nothing() {
     // The first REQ and the first REP arrive after the connection is established.
-    let mut pair = Pair::new().fates(&[(Left, 0, Fate::Late(400)), (Right, 0, Fate::Late(300))]);
+    let mut pair = Pair::new().fates([(Left, 0, Fate::Late(400)), (Right, 0, Fate::Late(300))]);
     pair.connect(Left);
     let trace = pair.run();
     let events: Vec<_> = trace.iter().filter(|line| line.starts_with("   ")).collect();
@@ -224,7 +224,7 @@ fn an_unanswered_rep_ends_both_ends() {
 
 #[test]
 fn a_packet_on_the_queue_pair_replaces_the_rtu() {
-    let mut pair = Pair::new().fates(&[(Left, 1, Fate::Lost)]);
+    let mut pair = Pair::new().fates([(Left, 1, Fate::Lost)]);
     pair.connect(Left);
     pair.run_for(Duration::from_nanos(3 * LATENCY));
     let (left, right) = (pair.left.last, pair.right.last);

@@ -220,12 +220,8 @@ impl Pair {
     }
 
     /// A network that gives these MADs a specific fate.
-    pub(crate) fn fates(mut self, fates: &[(Side, u64, Fate)]) -> Self {
-        let fates = fates.to_vec();
-        self.network = Box::new(move |side, n| {
-            let own = fates.iter().find(|fate| (fate.0, fate.1) == (side, n));
-            own.map_or(Fate::Arrives, |fate| fate.2)
-        });
+    pub(crate) fn fates<const N: usize>(mut self, fates: [(Side, u64, Fate); N]) -> Self {
+        self.network = Fate::listed(fates);
         self
     }
 

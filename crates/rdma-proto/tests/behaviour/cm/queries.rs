@@ -44,7 +44,7 @@ fn a_query_is_resolved() {
 #[test]
 fn a_lost_query_or_answer_is_repeated_by_the_active_end() {
     for side in [Left, Right] {
-        let mut pair = Pair::new().fates(&[(side, 0, Fate::Lost)]);
+        let mut pair = Pair::new().fates([(side, 0, Fate::Lost)]);
         query(&mut pair, datagram_service());
         let mut resolved = false;
         for _ in 0..20 {

@@ -9,7 +9,7 @@ use rdma_proto::cm::{Address, CommId};
 use rdma_types::{Gid, Qpn};
 
 use crate::cm::network::Side::{self, Left, Right};
-use crate::cm::network::{Fate, Pair, Phase};
+use crate::cm::network::{Pair, Phase};
 use crate::pair::random::{Random, seeds};
 
 /// Lets the program of an end do something.
@@ -53,15 +53,7 @@ fn established(pair: &mut Pair, side: Side) -> BTreeSet<(Qpn, Qpn)> {
 /// Runs one script on one network. Returns the number of connections that both ends had established at the end.
 fn run(seed: u64) -> usize {
     let mut random = Random(seed);
-    let (loss, twice, late) = (random.below(40), random.below(15), random.below(30));
-    let mut dice = Random(random.below(u64::MAX));
-    let network = move |_, _| match dice.below(100) {
-        die if die < loss => Fate::Lost,
-        die if die < loss + twice => Fate::Twice,
-        die if die < loss + twice + late => Fate::Late(dice.below(400)),
-        _ => Fate::Arrives,
-    };
-    let mut pair = Pair::new().network(Box::new(network));
+    let mut pair = Pair::new().network(random.network([40, 15, 30], 400));
     (pair.left.decides, pair.right.decides) = (random.below(2) == 0, random.below(2) == 0);
     for _ in 0..random.below(30) {
         let side = if random.below(2) == 0 { Left } else { Right };

@@ -103,7 +103,7 @@ fn a_cancelled_request_ends_at_both_ends() {
 
 #[test]
 fn a_reply_to_a_cancelled_request_is_rejected() {
-    let mut pair = Pair::new().fates(&[(Left, 1, Fate::Lost)]);
+    let mut pair = Pair::new().fates([(Left, 1, Fate::Lost)]);
     pair.right.decides = false;
     pair.connect(Left);
     pair.run_for(tick());

@@ -26,6 +26,18 @@ pub(crate) enum Fate {
     Late(u64),
 }
 
+impl Fate {
+    /// Returns a network that gives the listed packets their fate, by their direction and their number.
+    pub(crate) fn listed<W: PartialEq + 'static, const N: usize>(
+        fates: [(W, u64, Self); N],
+    ) -> Box<dyn FnMut(W, u64) -> Self> {
+        Box::new(move |way, n| {
+            let own = fates.iter().find(|fate| fate.0 == way && fate.1 == n);
+            own.map_or(Self::Arrives, |fate| fate.2)
+        })
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Way {
     /// From the requester to the responder.
@@ -102,10 +114,7 @@ impl Pair {
 
     /// A network that gives these packets a specific fate.
     pub(crate) fn fates<const N: usize>(mut self, fates: [(Way, u64, Fate); N]) -> Self {
-        self.network = Box::new(move |way, n| {
-            let own = fates.iter().find(|fate| (fate.0, fate.1) == (way, n));
-            own.map_or(Fate::Arrives, |fate| fate.2)
-        });
+        self.network = Fate::listed(fates);
         self
     }
 

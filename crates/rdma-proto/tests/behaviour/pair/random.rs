@@ -23,6 +23,23 @@ impl Random {
         word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         (word ^ word >> 31) % bound
     }
+
+    /// Returns a network that loses, repeats and delays fewer packets than these percentages. A delay is shorter than
+    /// `latest`.
+    pub(crate) fn network<W>(
+        &mut self,
+        percentages: [u64; 3],
+        latest: u64,
+    ) -> Box<dyn FnMut(W, u64) -> Fate> {
+        let [loss, twice, late] = percentages.map(|most| self.below(most));
+        let mut dice = Self(self.below(u64::MAX));
+        Box::new(move |_, _| match dice.below(100) {
+            die if die < loss => Fate::Lost,
+            die if die < loss + twice => Fate::Twice,
+            die if die < loss + twice + late => Fate::Late(dice.below(latest)),
+            _ => Fate::Arrives,
+        })
+    }
 }
 
 /// Returns the seeds of this run: `RDMA_PROTO_RUNS` fresh ones, or the one in `RDMA_PROTO_SEED`.
@@ -101,15 +118,8 @@ fn run(seed: u64) -> Option<u64> {
     requester.rnr_retries = MaxRnrRetries::unlimited();
     requester.timeout = AckTimeout::limited(3 + random.below(8) as u8).unwrap();
     requester.max_rd_atomic = 1 + random.below(2) as u8;
-    let (loss, twice, late) = (random.below(12), random.below(10), random.below(20));
-    let mut dice = Random(random.below(u64::MAX));
-    let network = move |_, _| match dice.below(100) {
-        die if die < loss => Fate::Lost,
-        die if die < loss + twice => Fate::Twice,
-        die if die < loss + twice + late => Fate::Late(dice.below(30)),
-        _ => Fate::Arrives,
-    };
-    let mut pair = Pair::with(&requester, &responder).network(Box::new(network));
+    let network = random.network([12, 10, 20], 30);
+    let mut pair = Pair::with(&requester, &responder).network(network);
     pair.room = [256, 300, 1024, 65_536][random.below(4) as usize];
     let mut model = Model::default();
     for _ in 0..REQUESTS {
