@@ -25,8 +25,12 @@ impl CommId {
         self.0
     }
 
-    /// Returns the slot: the upper 12 bits. All IDs of a [`Manager`](super::Manager) have its slot,
-    /// so a caller with several managers can find the one that a message is for.
+    /// Returns the slot: the upper 12 bits. All IDs of a [`Manager`](super::Manager) have its slot.
+    ///
+    /// A caller with several managers passes a REQ or SIDR_REQ to the one that listens to the
+    /// service. It passes any other message to the one with the slot of the receiver's ID. A REJ
+    /// that withdraws a REQ may have no such ID ([`NONE`](Self::NONE)): it goes to each manager, and
+    /// at most one of them matches it.
     #[must_use]
     pub const fn slot(self) -> u16 {
         let [_, _, high, low] = (self.0 >> 20).to_be_bytes();
@@ -46,8 +50,8 @@ impl fmt::Display for CommId {
     }
 }
 
-/// The address from which a MAD came, or to which one is sent. The caller takes it from the
-/// packet's headers, never from the MAD.
+/// The source of a received MAD, or the destination of one to send. The source is that of the
+/// packet's headers, never one in the MAD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Address {

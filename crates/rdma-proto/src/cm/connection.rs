@@ -131,7 +131,7 @@ impl Connection {
         Transmit { to: self.peer, mad: self.message }
     }
 
-    /// Enters a state that waits for the program, or for nothing.
+    /// Enters a state without a timer.
     pub(super) const fn stay(&mut self, state: State) {
         self.state = state;
         self.deadline = None;

@@ -19,7 +19,7 @@ pub struct Counters {
     /// MADs with an unsupported management class, method or attribute, for example LAP and APR. A
     /// Get or Set was answered with its status; all others were dropped.
     pub unsupported: u64,
-    /// REQs whose path does not begin at the address from which they came.
+    /// REQs whose path does not begin at the packet's source address.
     pub wrong_source: u64,
     /// REQs and SIDR_REQs that were dropped because their listener had too many half-open
     /// connections.

@@ -58,7 +58,11 @@ impl fmt::Display for Error {
                 write!(f, "service ID {service} has a listener already; use another port")
             }
             Self::QueuePairInUse(qpn) => {
-                write!(f, "queue pair {qpn} belongs to another connection, or to one in TimeWait")
+                write!(
+                    f,
+                    "queue pair {qpn} belongs to another connection, or to one in TimeWait; wait \
+                     for its event Released, or use another queue pair"
+                )
             }
             Self::TooManyConnections(most) => {
                 write!(f, "there are {most} connections already; raise `max_connections`")

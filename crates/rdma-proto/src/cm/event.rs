@@ -59,7 +59,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// An event for the program. Private data is that of the received MAD, filled up with zeros.
+/// An event for the program. Private data is that of the received MAD, padded with zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event<'a> {

@@ -30,7 +30,7 @@ impl Manager {
         Some(output)
     }
 
-    /// Ends TimeWait, or what no peer answers.
+    /// Ends TimeWait, or gives up an unanswered message.
     fn give_up(&mut self, now: Time, id: CommId) -> Output<'static> {
         let Some(connection) = self.table.remove(id) else { return Output::NONE };
         if connection.state == State::TimeWait {
@@ -39,7 +39,7 @@ impl Manager {
             return Output::event(Event::Released { id, qpn });
         }
         count(&mut self.counters.timeouts);
-        // The peer may have received the message, so it learns that the attempt is over.
+        // The peer may have received the message, so a REJ reports that the attempt is over.
         let is_attempt = matches!(connection.state, State::ReqSent | State::RepSent);
         let transmit = is_attempt.then(|| self.rej_timeout(id, &connection));
         // The active end's queue pair may send after a REP, even if its RTU was lost.

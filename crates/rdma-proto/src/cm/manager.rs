@@ -24,16 +24,16 @@ use crate::time::Time;
 pub struct Settings {
     /// The GUID of the adapter, which is in each REQ and REP.
     pub ca_guid: Guid,
-    /// The upper 12 bits of all communication IDs.
+    /// The upper 12 bits of all communication IDs. The upper 4 bits of the slot are ignored.
     pub slot: u16,
     /// A random number, from which the lower 20 bits of the communication IDs are derived. So the
-    /// IDs of an earlier manager with the same slot are unlikely to come back.
+    /// IDs of an earlier manager with the same slot are unlikely to be reused.
     pub secret: u32,
     /// The greatest number of connections and queries, including those in TimeWait. It is 65,536 by
     /// default, and never more than the 20 bits of an ID allow.
     pub max_connections: u32,
     /// The longest time that the manager waits for an answer, or keeps a connection in TimeWait.
-    /// Times that a peer demands are cut to it. It is 69 s by default (code 24).
+    /// Longer times in a peer's messages are reduced to it. It is 69 s by default (code 24).
     pub longest_timeout: Timeout,
     /// The time within which the program is expected to decide about a REQ or REP. The manager
     /// reports it to peers that repeat theirs (MRA). It is 69 s by default, as in Linux.
@@ -127,8 +127,8 @@ impl Manager {
         if new { Ok(()) } else { Err(Error::ServiceInUse(service_id)) }
     }
 
-    /// Rejects requests for a service from now on. Earlier requests are unaffected: the program
-    /// still accepts or rejects them. Returns false if the service had no listener.
+    /// Rejects requests and queries for a service from now on. Earlier ones are unaffected: the
+    /// program still answers them. Returns false if the service had no listener.
     pub fn stop_listening(&mut self, service_id: ServiceId) -> bool {
         self.listeners.remove(&service_id)
     }
@@ -139,6 +139,9 @@ impl Manager {
 
     /// Requests a connection. The event [`Replied`](super::Event::Replied) or
     /// [`Ended`](super::Event::Ended) follows.
+    ///
+    /// The offer's primary path must begin at the address from which the caller sends MADs.
+    /// Otherwise, a peer that checks the source drops the request.
     ///
     /// # Errors
     ///
@@ -271,11 +274,13 @@ impl Manager {
     }
 
     /// Ends an established connection, with at most 220 bytes of private data. The event
-    /// [`Ended`](super::Event::Ended) follows.
+    /// [`Ended`](super::Event::Ended) follows. A connection that is not established ends by
+    /// [`reject`](Self::reject).
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unknown`], [`Error::State`] or [`Error::TooLong`].
+    /// Returns [`Error::Unknown`], [`Error::State`] or [`Error::TooLong`]. [`Error::State`] also means
+    /// that the manager is ending the connection already, because its peer has forgotten it.
     pub fn disconnect(
         &mut self,
         now: Time,

@@ -1,7 +1,7 @@
 //! The communication manager (CM), which establishes and ends connections by management datagrams.
 //!
-//! It speaks the protocol of the IBTA specification, volume 1, chapter 12, as the kernel's `ib_cm`
-//! and `rdma_cm` do. It has no device, no sockets and no clock. A [`Manager`] processes the MADs
+//! It implements the protocol of the IBTA specification, volume 1, chapter 12, like the kernel's
+//! `ib_cm` and `rdma_cm`. It has no device, no sockets and no clock. A [`Manager`] processes the MADs
 //! and the time that its caller passes in. It returns the MADs to send.
 //!
 //! ```text

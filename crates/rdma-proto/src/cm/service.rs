@@ -72,7 +72,7 @@ pub enum PortSpace {
     Tcp = 0x0106,
     /// Datagrams whose ends have IP addresses (`RDMA_PS_UDP`).
     Udp = 0x0111,
-    /// Connections and datagrams whose ends have only GIDs (`RDMA_PS_IB`).
+    /// Connections and datagrams whose ends may have only GIDs (`RDMA_PS_IB`).
     Ib = 0x013f,
 }
 
@@ -91,8 +91,9 @@ impl PortSpace {
         ServiceId((self as u64) << 16 | port as u64)
     }
 
-    /// Returns true if the private data of a REQ or SIDR_REQ begins with an
-    /// [`IpCmHeader`](super::IpCmHeader).
+    /// Returns true if the private data of a REQ or SIDR_REQ always begins with an
+    /// [`IpCmHeader`](super::IpCmHeader). In the IB port space, Linux writes the header only if the
+    /// ends have IP addresses.
     #[must_use]
     pub const fn has_ip_header(self) -> bool {
         matches!(self, Self::Tcp | Self::Udp)

@@ -84,8 +84,8 @@ impl Header {
     }
 }
 
-/// Returns the answer to a MAD that reads or writes an attribute (Get or Set), which the manager has
-/// none of. Returns `None` for other methods, whose senders expect no answer (IBTA volume 1,
+/// Returns the answer to a MAD that reads or writes an attribute (Get or Set); the manager has no
+/// attributes. Returns `None` for other methods, whose senders expect no answer (IBTA volume 1,
 /// chapter 13).
 pub(crate) fn refusal(mad: &[u8], status: u16) -> Option<[u8; MAD_LEN]> {
     let mut answer: [u8; MAD_LEN] = mad.try_into().ok()?;

@@ -48,7 +48,7 @@ impl<'a> Mad<'a> {
         Ok(self.to_bytes())
     }
 
-    /// Returns the bytes. Private data that does not fit is cut.
+    /// Returns the bytes. Private data that does not fit is truncated.
     pub(crate) fn to_bytes(self) -> [u8; MAD_LEN] {
         let mut mad = [0; MAD_LEN];
         let mut out = Writer::new(&mut mad);

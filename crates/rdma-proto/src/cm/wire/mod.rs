@@ -6,11 +6,11 @@
 //! # Rules
 //!
 //! - Nothing panics, whatever the bytes. Nothing allocates.
-//! - `parse` ignores reserved fields, and `emit` writes them as zeros. The fields of reliable
-//!   datagrams and of extended transports count as reserved.
+//! - `parse` ignores reserved fields, and `emit` writes them as zeros. The fields of vendor options,
+//!   of reliable datagrams and of extended transports count as reserved.
 //! - Parsed private data always has the full size of its field: the sender's length is not on the
 //!   wire. Shorter private data is written with zeros after it.
-//! - Numbers that are narrower than their type are cut to their width when they are written.
+//! - A field that is narrower than its Rust type is written without the number's upper bits.
 //!
 //! # Examples
 //!

@@ -162,6 +162,8 @@ reasons! {
     INVALID_FLOW_LABEL = 32, "the flow label of the path is not acceptable";
     /// The flow label of the alternate path is not acceptable.
     INVALID_ALTERNATE_FLOW_LABEL = 33, "the flow label of the alternate path is not acceptable";
+    /// The vendor's options are not supported.
+    VENDOR_OPTION_NOT_SUPPORTED = 35, "the vendor's options are not supported";
 }
 
 impl Reason {

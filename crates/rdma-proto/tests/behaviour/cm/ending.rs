@@ -1,4 +1,4 @@
-//! Connections that end: at the wish of one end or both, without an answer, or because they are stale.
+//! Connections that end: requested by one end or both, without an answer, or because they are stale.
 
 use std::time::Duration;
 
@@ -129,7 +129,7 @@ fn only_the_peer_with_both_ids_and_the_queue_pair_ends_a_connection() {
     for (from, ids) in [(stranger, ids), (peer, (ids.0, other))] {
         let before = unmatched(&pair);
         let [dreq, rej] = endings(ids, offer.qpn);
-        // The sender has no connection with these IDs, and it may as well know.
+        // No connection has these IDs, so the sender need not repeat the DREQ.
         assert_eq!(pair.deliver(Left, from, dreq), ["DREP"]);
         assert_eq!(pair.deliver(Left, from, rej), [""; 0]);
         assert_eq!(unmatched(&pair), before + 2);

@@ -176,7 +176,7 @@ fn the_mra_of_a_rep_has_both_ids() {
 }
 
 #[test]
-fn times_that_a_peer_demands_are_cut_to_the_longest_time() {
+fn longer_times_of_a_peer_are_reduced_to_the_longest_time() {
     let mut pair = Pair::new();
     let mut offer = pair.offer(Left);
     offer.local_response_timeout = Timeout::LONGEST;

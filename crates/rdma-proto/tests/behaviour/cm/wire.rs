@@ -232,7 +232,7 @@ fn private_data_that_does_not_fit_is_refused() {
 }
 
 #[test]
-fn additional_information_longer_than_its_field_is_cut() {
+fn additional_information_longer_than_its_field_is_truncated() {
     let rej = Rej {
         local_id: LOCAL,
         remote_id: REMOTE,
