@@ -81,6 +81,9 @@ pub(crate) struct End {
     /// The connection of the last event or call.
     pub(crate) last: CommId,
     next_qpn: u32,
+    /// The queue pairs that have been released. They are used again if `reuses` is true.
+    unused: Vec<Qpn>,
+    pub(crate) reuses: bool,
 }
 
 impl End {
@@ -103,10 +106,15 @@ impl End {
             waiting: BTreeMap::new(),
             last: CommId::NONE,
             next_qpn: u32::from(n) << 16,
+            unused: Vec::new(),
+            reuses: false,
         }
     }
 
     pub(crate) fn qpn(&mut self) -> Qpn {
+        if let Some(qpn) = self.unused.pop_if(|_| self.reuses) {
+            return qpn;
+        }
         self.next_qpn += 1;
         Qpn::masked(self.next_qpn)
     }
@@ -174,8 +182,9 @@ impl End {
                 };
                 format!("ended: {cause}{waits}")
             }
-            Event::Released { id, .. } => {
+            Event::Released { id, qpn } => {
                 self.waited(now, id);
+                self.unused.push(qpn);
                 assert_eq!(self.phases.remove(&id), Some(Phase::TimeWait));
                 "released".to_owned()
             }
@@ -272,6 +281,7 @@ impl Pair {
         let now = self.now;
         let (id, transmit) = self.end(side).manager.connect(now, to, offer).unwrap();
         self.end(side).begin(now, id);
+        self.end(side).ended.remove(&offer.qpn);
         self.end(side).links.insert(id, (offer.qpn, Qpn::default()));
         self.depart(side, &transmit);
         id
@@ -285,6 +295,7 @@ impl Pair {
         let answer = Answer { qpn, private_data: b"reply", ..Answer::default() };
         let transmit = if let Ok(rep) = end.manager.accept(now, id, &answer) {
             end.begin(now, id);
+            end.ended.remove(&qpn);
             end.links.get_mut(&id).unwrap().0 = qpn;
             rep
         } else {

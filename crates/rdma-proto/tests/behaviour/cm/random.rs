@@ -55,6 +55,7 @@ fn run(seed: u64) -> usize {
     let mut random = Random(seed);
     let mut pair = Pair::new().network(random.network([40, 15, 30], 400));
     (pair.left.decides, pair.right.decides) = (random.below(2) == 0, random.below(2) == 0);
+    (pair.left.reuses, pair.right.reuses) = (random.below(2) == 0, random.below(2) == 0);
     for _ in 0..random.below(30) {
         let side = if random.below(2) == 0 { Left } else { Right };
         act(&mut pair, &mut random, side);
