@@ -47,7 +47,7 @@
 //!
 //! ```
 //! use rdma_proto::Time;
-//! use rdma_proto::cm::wire::{Answer, Offer, Path};
+//! use rdma_proto::cm::wire::{Answer, Offer, Path, Timeout};
 //! use rdma_proto::cm::{Address, Event, Manager, PortSpace, Settings};
 //! use rdma_types::{Gid, Guid, Mtu, Psn, Qpn};
 //!
@@ -55,15 +55,25 @@
 //! let (from_client, from_server) = (Address::Gid(client_gid), Address::Gid(server_gid));
 //! let mut client = Manager::new(&Settings::new(Guid::from_u64(1), 0, 0x1234));
 //! let mut server = Manager::new(&Settings::new(Guid::from_u64(2), 0, 0x5678));
-//! let service_id = PortSpace::Tcp.service_id(7471);
+//! let service_id = PortSpace::Ib.service_id(7471);
 //! server.listen(service_id)?;
 //!
 //! // The client requests a connection.
 //! let now = Time::from_nanos(0);
-//! let primary = Path { local_gid: client_gid, remote_gid: server_gid, ..Path::default() };
+//! let [ack_timeout, response_timeout] = [14, 20].map(|code| Timeout::from_code(code).unwrap());
+//! let (local_gid, remote_gid) = (client_gid, server_gid);
 //! let (qpn, psn) = (Qpn::masked(0x11), Psn::masked(100));
-//! let mtu_code = Mtu::MTU1024.code();
-//! let offer = Offer { service_id, qpn, psn, mtu_code, primary, ..Offer::default() };
+//! let offer = Offer {
+//!     service_id,
+//!     qpn,
+//!     psn,
+//!     mtu_code: Mtu::MTU1024.code(),
+//!     remote_response_timeout: response_timeout,
+//!     local_response_timeout: response_timeout,
+//!     max_cm_retries: 15,
+//!     primary: Path { local_gid, remote_gid, ack_timeout, ..Path::default() },
+//!     ..Offer::default()
+//! };
 //! let (client_id, req) = client.connect(now, from_server, &offer)?;
 //!
 //! // The server creates a queue pair and accepts.

@@ -20,6 +20,9 @@ pub struct Req<'a> {
 }
 
 /// The parameters of the active end in a REQ.
+///
+/// The default is all zeros: the shortest timeouts, no repetitions, and no valid MTU. A program
+/// sets at least these, the path, the service and the queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Offer<'a> {
     /// The service to which the active end connects.
