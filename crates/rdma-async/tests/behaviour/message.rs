@@ -6,6 +6,7 @@ mod foreign_code;
 mod messages;
 mod offer_peers;
 mod offers;
+mod processes;
 mod rig;
 mod stream_ends;
 mod streams;

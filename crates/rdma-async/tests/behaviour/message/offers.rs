@@ -21,7 +21,7 @@ use crate::common::provider::{ALWAYS, Call, Provider};
 use crate::common::{DEVICES, install, poll_once, run, run_in_one_thread};
 
 /// Messages of more than 1,000 bytes are lent.
-fn lends() -> Options {
+pub(super) fn lends() -> Options {
     Options::new().frame_bytes(1024).eager_bytes(1000)
 }
 
@@ -47,14 +47,14 @@ async fn buffer(pool: &Pool, length: usize) -> Buffer {
     buffer
 }
 
-async fn received(end: &Messages, length: usize) {
+pub(super) async fn received(end: &Messages, length: usize) {
     let received = end.receive().await.unwrap().unwrap();
     assert_eq!(received.len(), length);
     assert!(*received == message(length)[..], "{length}");
 }
 
 /// Waits until the pool has only that many buffers in use.
-async fn returned(endpoint: &Endpoint, buffers: usize) {
+pub(super) async fn returned(endpoint: &Endpoint, buffers: usize) {
     while endpoint.pool().usage().buffers > buffers {
         yield_now().await;
     }

@@ -1,0 +1,88 @@
+//! A peer in another process that is killed while long messages are on their way.
+
+use std::env;
+use std::net::SocketAddr;
+use std::process::{Child, Stdio};
+
+use rdma_async::message::Messages;
+use test_support::program::this_program;
+use tokio::task::{spawn_blocking, yield_now};
+use tokio::time::timeout;
+
+use super::offers::{lends, received, returned};
+use super::rig::{endpoint, message};
+use crate::common::{HANG, run_in_one_thread};
+
+/// The environment variable that makes a process the peer, with the address to connect to.
+const ADDRESS: &str = "RDMA_TEST_MESSAGES";
+/// The environment variable with the role of the peer: it sends or receives.
+const ROLE: &str = "RDMA_TEST_MESSAGES_ROLE";
+const NAME: &str = "message::processes::a_killed_process_ends_what_waits_for_it";
+const LENGTH: usize = 200_000;
+const ROUNDS: usize = 6;
+
+#[test]
+fn a_killed_process_ends_what_waits_for_it() {
+    if let Ok(address) = env::var(ADDRESS) {
+        let sends = env::var(ROLE).unwrap() == "sends";
+        return run_in_one_thread(|| be_killed(sends, address.parse().unwrap()));
+    }
+    run_in_one_thread(|| async {
+        for round in 0..ROUNDS {
+            for role in ["sends", "receives"] {
+                timeout(HANG, kill(role, round)).await.unwrap();
+            }
+        }
+    });
+}
+
+/// Kills the peer after `round` messages. All operations end with an error, and all memory is returned.
+async fn kill(role: &str, round: usize) {
+    let endpoint = endpoint("soft0");
+    let listener = endpoint.listen_for_messages("127.0.0.1:0", lends()).await.unwrap();
+    let mut peer = this_program();
+    peer.args([NAME, "--exact", "--nocapture"]);
+    peer.env(ADDRESS, listener.local_addr().to_string()).env(ROLE, role);
+    let mut peer = peer.stdout(Stdio::null()).spawn().unwrap();
+    let server = listener.accept().await.unwrap();
+    if role == "sends" {
+        for _ in 0..round {
+            received(&server, LENGTH).await;
+        }
+        peer.kill().unwrap();
+        while server.receive().await.is_ok_and(|message| message.is_some()) {}
+        server.receive().await.unwrap_err();
+    } else {
+        for _ in 0..round {
+            server.send(&message(LENGTH)).await.unwrap();
+        }
+        tokio::join!(send_all(&server), send_all(&server), send_all(&server), end(&mut peer));
+    }
+    assert!(!spawn_blocking(move || peer.wait().unwrap()).await.unwrap().success());
+    drop(server);
+    returned(&endpoint, 0).await;
+}
+
+/// Sends until that fails.
+async fn send_all(server: &Messages) {
+    while server.send(&message(LENGTH)).await.is_ok() {}
+}
+
+/// Kills the peer after other tasks have begun to send.
+async fn end(peer: &mut Child) {
+    for _ in 0..10 {
+        yield_now().await;
+    }
+    peer.kill().unwrap();
+}
+
+/// Sends or receives until it is killed.
+async fn be_killed(sends: bool, address: SocketAddr) {
+    let endpoint = endpoint("soft0");
+    let client = endpoint.connect_messages(address, lends()).await.unwrap();
+    if sends {
+        tokio::join!(send_all(&client), send_all(&client), send_all(&client));
+    } else {
+        while client.receive().await.is_ok() {}
+    }
+}
