@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::io::{self, ErrorKind};
+use std::mem;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -27,6 +28,7 @@ use crate::channel::Channel;
 use crate::channel::waiting::Armed;
 use crate::deadline::{Deadline, NO_LIMIT, Next};
 use crate::limits::Limits;
+use crate::server::waker::Waker;
 
 /// The protocol of a session, which may fetch long messages.
 pub(super) trait Drive: Protocol<Requests> {
@@ -65,6 +67,9 @@ pub(super) struct State<P> {
     pub(super) requests: Requests,
     /// Whether a thread sleeps until the next completion.
     has_sleeper: bool,
+    /// Whether that thread must wake because the connection has ended. The completions that its event announced may
+    /// have been polled, or destroyed with the queue pair.
+    must_wake: bool,
     /// The number of threads that wait until the state changes.
     followers: u32,
     /// Whether the program has no handle any longer.
@@ -91,7 +96,7 @@ impl<P: Drive> Session<P> {
     /// Creates a session. Sends the first frame.
     ///
     /// # Errors
-    /// Same errors as [`Requests::new`].
+    /// Same errors as [`Requests::new`], or if the process has too many files.
     pub(super) fn new(
         channel: Channel,
         pool: &BufferPool,
@@ -103,7 +108,7 @@ impl<P: Drive> Session<P> {
         let session = Self {
             changed: Condvar::new(),
             contenders: AtomicU32::new(0),
-            files: Files::of(requests.channel()),
+            files: Files::of(requests.channel())?,
             limits: ledger.limits,
             linger: linger_of(options),
             pool: pool.clone(),
@@ -113,6 +118,7 @@ impl<P: Drive> Session<P> {
                 protocol: protocol()?,
                 requests,
                 has_sleeper: false,
+                must_wake: false,
                 followers: 0,
                 is_left: false,
             }),
@@ -263,6 +269,12 @@ impl<P: Drive> Session<P> {
 
     /// Releases the lock. Then frees memory and reports the end, which may call code of the program.
     fn unlock(&self, mut state: MutexGuard<'_, State<P>>) {
+        if mem::take(&mut state.must_wake)
+            && state.has_sleeper
+            && let Some(files) = &self.files
+        {
+            files.waker.wake();
+        }
         if state.followers > 0 {
             self.changed.notify_all();
         }
@@ -323,7 +335,10 @@ impl<P: Drive> State<P> {
             match self.requests.next() {
                 Some(completed) => self.complete(completed),
                 None if self.requests.must_close() => {}
-                None if self.requests.leave() => self.protocol.lost(),
+                None if self.requests.leave() => {
+                    self.protocol.lost();
+                    self.must_wake = true;
+                }
                 None => return any,
             }
             any = true;
@@ -352,6 +367,8 @@ impl<P> fmt::Debug for Session<P> {
 #[derive(Debug)]
 struct Files {
     events: CompletionChannel,
+    /// Ends a sleep when another thread has ended the connection.
+    waker: Waker,
     /// The stream of a watched peer.
     stream: Option<Arc<OwnedFd>>,
 }
@@ -363,38 +380,51 @@ enum Woken {
     Event,
     /// The stream to the peer has ended.
     Peer,
-    /// The time has expired, or a signal has arrived.
+    /// The connection or the time has ended, or a signal has arrived.
     Nothing,
 }
 
 impl Files {
     /// Returns the files of a channel that can sleep.
-    fn of(channel: &Channel) -> Option<Self> {
+    ///
+    /// # Errors
+    /// If the process has too many files.
+    fn of(channel: &Channel) -> io::Result<Option<Self>> {
         let ledger = &channel.ledger;
+        let Some(events) = ledger.cq.channel().cloned() else { return Ok(None) };
         let watch = ledger.watch.as_ref().filter(|watch| watch.is_watched());
         let stream = watch.map(|watch| watch.shared_stream());
-        Some(Self { events: ledger.cq.channel()?.clone(), stream })
+        Ok(Some(Self { events, waker: Waker::new()?, stream }))
     }
 
     fn sleep(&self, left: Option<Duration>) -> Woken {
         // If the limit is longer than the kernel can represent, there is no limit.
         let left = left.and_then(|left| Timespec::try_from(left).ok());
-        let events = PollFd::new(&self.events, PollFlags::IN);
         let is_ready = |file: &PollFd<'_>| !file.revents().is_empty();
-        let mut files = [events, PollFd::new(&self.events, PollFlags::empty())];
+        let mut files = [
+            PollFd::new(&self.events, PollFlags::IN),
+            PollFd::new(&self.waker, PollFlags::IN),
+            PollFd::new(&self.events, PollFlags::empty()),
+        ];
         let count = match &self.stream {
             Some(stream) => {
-                files[1] = PollFd::new(&**stream, PollFlags::RDHUP);
-                2
+                files[2] = PollFd::new(&**stream, PollFlags::RDHUP);
+                3
             }
-            None => 1,
+            None => 2,
         };
         // If this fails, the caller polls again.
         let _ = poll(&mut files[..count], left.as_ref());
-        match files {
-            [events, _] if is_ready(&events) => Woken::Event,
-            [_, stream] if count == 2 && is_ready(&stream) => Woken::Peer,
-            _ => Woken::Nothing,
+        let [events, waker, stream] = &files;
+        if is_ready(waker) {
+            self.waker.take();
+        }
+        if is_ready(events) {
+            Woken::Event
+        } else if count == 3 && is_ready(stream) {
+            Woken::Peer
+        } else {
+            Woken::Nothing
         }
     }
 }

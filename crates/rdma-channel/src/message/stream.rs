@@ -79,7 +79,8 @@ impl Stream {
     /// arrives before this call, its device sends the frame again.
     ///
     /// # Errors
-    /// `InvalidInput` if an option is outside its range, or the queues are too short. Otherwise an error of the pool.
+    /// `InvalidInput` if an option is outside its range, or the queues are too short. Otherwise an error of the pool, or
+    /// of the system if the process has too many files.
     ///
     /// # Examples
     /// ```

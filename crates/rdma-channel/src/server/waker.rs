@@ -31,7 +31,7 @@ pub struct Waker(Arc<OwnedFd>);
 const RING: u64 = 1 << 32;
 
 impl Waker {
-    pub(super) fn new() -> Result<Self, Errno> {
+    pub(crate) fn new() -> Result<Self, Errno> {
         Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
@@ -47,7 +47,7 @@ impl Waker {
     }
 
     /// Returns true if `wake` was called since the last call.
-    pub(super) fn take(&self) -> bool {
+    pub(crate) fn take(&self) -> bool {
         let mut count = [0; 8];
         read(&*self.0, &mut count).is_ok() && u64::from_ne_bytes(count) % RING != 0
     }

@@ -1,15 +1,19 @@
 //! Ends of streams and messages: drops, resets, deaths, and peers that break the protocol.
 
 use std::io::{ErrorKind, Read as _, Write as _};
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use rdma_channel::message::{ConnectionError, MessageError, Messages, Options, Stream};
-use rdma_channel::{Buffer, Channel};
+use rdma_channel::{Buffer, Channel, Wait};
+use rdma_mem::Errno;
 
 use rdma_message::frame::{Body, Frame, Hello, Limits, Mode, Remote, Role};
 
 use super::rig::{Rig, bytes, on_each, once, short};
+use crate::common::must_end;
+use crate::common::provider::{POST, Post, STAY, at_next_poll, faulty, honest};
 
 /// Writes until it fails. Returns the kind of the error.
 fn write_until_it_fails(stream: &mut Stream) -> ErrorKind {
@@ -116,6 +120,33 @@ fn a_sleeping_receiver_wakes_when_the_peer_is_gone() {
                 let error = receiver.join().unwrap();
                 assert!(matches!(error, MessageError::Ended(ConnectionError::Lost)), "{error}");
             }
+        });
+    });
+}
+
+/// One thread sleeps in `receive`. Another one cannot post, and the device has failed: no request of the queue pair
+/// completes before the queue pair is destroyed.
+#[test]
+fn a_sleeping_receiver_wakes_when_another_thread_ends_the_connection() {
+    must_end(|| {
+        let rig = Rig::of(faulty("soft0"), Wait::Sleep);
+        let (victim, peer) = rig.messages(Options::new());
+        victim.send(b"the connection is open").unwrap();
+        peer.receive().unwrap().unwrap();
+        let (polls, sleeps) = mpsc::channel();
+        thread::scope(|threads| {
+            let receives = threads.spawn(|| {
+                // From this poll until it sleeps, the thread has the lock.
+                at_next_poll(move || polls.send(()).unwrap());
+                victim.receive().unwrap_err()
+            });
+            sleeps.recv().unwrap();
+            POST.set(Post::Refused(Errno::EIO));
+            STAY.set(true);
+            victim.send(b"refused").unwrap_err();
+            honest();
+            let error = receives.join().unwrap();
+            assert!(matches!(error, MessageError::Ended(ConnectionError::Lost)), "{error}");
         });
     });
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rdma_channel::message::{Messages, Options, Stream};
 use rdma_channel::{BufferPool, Channel, ChannelBuilder, ProtectionDomain, Wait, prelude::*};
+use rdma_mem::Context;
 
 use crate::common::{DEFERRED, WIRE, must_end, open};
 
@@ -33,7 +34,12 @@ pub(super) struct Rig {
 
 impl Rig {
     pub(super) fn new(device: &str, wait: Wait) -> Self {
-        let pd = open(device).allocate_pd().unwrap();
+        Self::of(open(device), wait)
+    }
+
+    /// The objects on an opened device.
+    pub(super) fn of(device: Context, wait: Wait) -> Self {
+        let pd = device.allocate_pd().unwrap();
         Self { pool: BufferPool::new(&pd), pd, wait, limit: None }
     }
 
