@@ -89,6 +89,10 @@ impl From<TimedOut> for io::Error {
     }
 }
 
+/// The number of times that a thread processes completions before it checks its limit and lets other threads use the
+/// session. A peer may send without pause.
+const TURN: u32 = 64;
+
 /// The time between two polls of a session without handles whose channel cannot sleep.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -183,7 +187,7 @@ impl<P: Drive> Session<P> {
         limit: Duration,
         mut work: impl FnMut(&mut State<P>) -> Poll<R>,
     ) -> Result<R, TimedOut> {
-        let mut deadline = Deadline::new(limit);
+        let (mut deadline, mut busy) = (Deadline::new(limit), 0_u32);
         let mut state = self.lock();
         loop {
             if let Poll::Ready(ready) = work(&mut state) {
@@ -191,13 +195,15 @@ impl<P: Drive> Session<P> {
                 self.unlock(state);
                 return Ok(ready);
             }
-            if state.settle() || state.poll() {
+            let is_busy = state.settle() || state.poll();
+            busy = busy.wrapping_add(u32::from(is_busy));
+            if is_busy && !busy.is_multiple_of(TURN) {
                 continue;
             }
             state = match deadline.next(self.limits.wait, None) {
-                Next::Poll if self.contenders.load(Ordering::Relaxed) == 0 => state,
-                Next::Poll => self.yield_lock(state),
-                Next::Rest(left) => self.rest(state, left),
+                Next::Rest(left) if !is_busy => self.rest(state, left),
+                Next::Poll | Next::Rest(_) if self.contenders.load(Ordering::Relaxed) == 0 => state,
+                Next::Poll | Next::Rest(_) => self.yield_lock(state),
                 Next::End => {
                     self.unlock(state);
                     return Err(TimedOut(limit));
@@ -293,7 +299,11 @@ impl<P: Drive> Session<P> {
         let mut state = self.lock();
         state.is_left = state.protocol.leave();
         let is_left = state.is_left;
-        while state.settle() || is_left && state.poll() {}
+        for _ in 0..TURN {
+            if !(state.settle() || is_left && state.poll()) {
+                break;
+            }
+        }
         let must_wait = is_left && state.protocol.end().reason().is_none();
         self.unlock(state);
         if !must_wait {

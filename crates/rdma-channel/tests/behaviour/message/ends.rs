@@ -169,8 +169,8 @@ fn a_peer_that_breaks_the_protocol_ends_the_connection() {
     });
 }
 
-/// Receives the hello of the victim, sends that of a peer, and offers a message at an address that the peer has not lent.
-fn offer(rig: &Rig, peer: &mut Channel) {
+/// Receives the hello of the victim, and sends that of a peer.
+fn open(rig: &Rig, peer: &mut Channel) {
     peer.receive_into(&mut rig.pool.allocate(4096).unwrap()).unwrap();
     let hello = Hello {
         version: Hello::VERSION,
@@ -180,15 +180,16 @@ fn offer(rig: &Rig, peer: &mut Channel) {
         max_message: 0,
         calls: 0,
     };
-    let source = Remote { va: 4096, rkey: 7.into() };
-    let offer = Body::Offer { role: Role::Message, length: 4096, source };
-    for body in [Body::Hello(hello), offer] {
-        let limits = Limits { receives: 16, bytes: 1 << 20, fetched: 0 };
-        let header = Frame::new(limits, body).encode();
-        let mut frame = rig.pool.allocate(header.as_bytes().len()).unwrap();
-        frame.copy_from_slice(header.as_bytes());
-        peer.send_from(&frame).unwrap();
-    }
+    peer.send_from(&frame(rig, Body::Hello(hello))).unwrap();
+}
+
+/// The memory of a frame without bytes of a message.
+fn frame(rig: &Rig, body: Body) -> Buffer {
+    let limits = Limits { receives: 16, bytes: 1 << 20, fetched: 0 };
+    let header = Frame::new(limits, body).encode();
+    let mut frame = rig.pool.allocate(header.as_bytes().len()).unwrap();
+    frame.copy_from_slice(header.as_bytes());
+    frame
 }
 
 #[test]
@@ -198,10 +199,40 @@ fn an_offer_of_memory_that_was_not_lent_ends_the_connection() {
         let victim = Messages::new(victim, &rig.pool, Options::new()).unwrap();
         thread::scope(|threads| {
             let receives = threads.spawn(|| victim.receive().unwrap_err());
-            offer(&rig, &mut peer);
+            open(&rig, &mut peer);
+            // The address is not memory that the peer has lent.
+            let source = Remote { va: 4096, rkey: 7.into() };
+            let offer = Body::Offer { role: Role::Message, length: 4096, source };
+            peer.send_from(&frame(&rig, offer)).unwrap();
             let error = receives.join().unwrap();
             assert!(matches!(error, MessageError::Ended(ConnectionError::Lost)), "{error}");
         });
+    });
+}
+
+/// Makes each poll of this thread find a credit frame of the peer. The peer first receives the acknowledgement of the one
+/// before.
+fn flood(mut peer: Channel, credit: Buffer, mut memory: Buffer, is_first: bool) {
+    at_next_poll(move || {
+        if !is_first {
+            peer.receive_into(&mut memory).unwrap();
+        }
+        peer.send_from(&credit).unwrap();
+        flood(peer, credit, memory, false);
+    });
+}
+
+#[test]
+fn a_peer_that_sends_frames_without_end_does_not_prolong_a_call() {
+    must_end(|| {
+        let rig = Rig::of(faulty("soft0"), Wait::Sleep).within(Duration::from_millis(20));
+        let (victim, mut peer) = rig.channels(Options::new());
+        let victim = Messages::new(victim, &rig.pool, Options::new()).unwrap();
+        open(&rig, &mut peer);
+        flood(peer, frame(&rig, Body::Credit), rig.pool.allocate(4096).unwrap(), true);
+        let error = victim.receive().unwrap_err();
+        assert!(matches!(error, MessageError::TimedOut { .. }), "{error}");
+        at_next_poll(|| ());
     });
 }
 
