@@ -71,6 +71,15 @@ async fn streams(
     }
 }
 
+/// Runs a test on each device, with the blocking end as the client and as the server.
+fn on_each<F: Future<Output = ()> + Send + 'static>(test: impl Fn(&'static str, bool) -> F) {
+    for device in DEVICES {
+        for is_client in [true, false] {
+            run(|| test(device, is_client));
+        }
+    }
+}
+
 /// Short queues and frames.
 fn short() -> Options {
     Options::new().receives(4).sends(6).frame_bytes(256).window_bytes(1024)
@@ -108,52 +117,48 @@ fn messages_pass_in_both_directions() {
 
 #[test]
 fn each_end_calls_the_other() {
-    for device in DEVICES {
-        run(move || async move {
-            let (blocking, other) = messages(device, Options::new(), true).await;
-            let talk = spawn_blocking(move || {
-                for length in LENGTHS {
-                    let answer = blocking.call(&message(length)).unwrap();
-                    assert!(*answer == message(length)[..], "{length}");
-                }
-                while let Some(request) = blocking.receive().unwrap() {
-                    let answer = request.to_vec();
-                    request.reply(&answer).unwrap();
-                }
-                blocking.finish().unwrap();
-            });
-            for _ in LENGTHS {
-                let request = other.receive().await.unwrap().unwrap();
-                let answer = request.to_vec();
-                request.reply(&answer).await.unwrap();
-            }
+    on_each(|device, is_client| async move {
+        let (blocking, other) = messages(device, Options::new(), is_client).await;
+        let talk = spawn_blocking(move || {
             for length in LENGTHS {
-                let answer = other.call(&message(length)).await.unwrap();
+                let answer = blocking.call(&message(length)).unwrap();
                 assert!(*answer == message(length)[..], "{length}");
             }
-            other.finish().await.unwrap();
-            assert!(other.receive().await.unwrap().is_none());
-            talk.await.unwrap();
+            while let Some(request) = blocking.receive().unwrap() {
+                let answer = request.to_vec();
+                request.reply(&answer).unwrap();
+            }
+            blocking.finish().unwrap();
         });
-    }
+        for _ in LENGTHS {
+            let request = other.receive().await.unwrap().unwrap();
+            let answer = request.to_vec();
+            request.reply(&answer).await.unwrap();
+        }
+        for length in LENGTHS {
+            let answer = other.call(&message(length)).await.unwrap();
+            assert!(*answer == message(length)[..], "{length}");
+        }
+        other.finish().await.unwrap();
+        assert!(other.receive().await.unwrap().is_none());
+        talk.await.unwrap();
+    });
 }
 
 #[test]
 fn a_lent_buffer_arrives_as_a_buffer() {
-    for device in DEVICES {
-        run(move || async move {
-            let (blocking, other) = messages(device, Options::new(), false).await;
-            let endpoint = endpoint(device);
-            let mut buffer = endpoint.allocate(1 << 20).await.unwrap();
-            buffer.copy_from_slice(&message(1 << 20));
-            let receives = spawn_blocking(move || {
-                let received = blocking.receive().unwrap().unwrap().into_buffer().unwrap();
-                assert!(*received == message(1 << 20)[..]);
-            });
-            other.send_buffer(buffer).await.unwrap();
-            receives.await.unwrap();
+    on_each(|device, is_client| async move {
+        let (blocking, other) = messages(device, Options::new(), is_client).await;
+        let endpoint = endpoint(device);
+        let mut buffer = endpoint.allocate(1 << 20).await.unwrap();
+        buffer.copy_from_slice(&message(1 << 20));
+        let receives = spawn_blocking(move || {
+            let received = blocking.receive().unwrap().unwrap().into_buffer().unwrap();
+            assert!(*received == message(1 << 20)[..]);
         });
-    }
+        other.send_buffer(buffer).await.unwrap();
+        receives.await.unwrap();
+    });
 }
 
 #[test]
@@ -186,13 +191,11 @@ fn bytes_pass_in_both_directions() {
 
 #[test]
 fn a_blocking_end_that_is_dropped_ends_cleanly() {
-    for device in DEVICES {
-        run(move || async move {
-            let (mut blocking, mut other) = streams(device, Options::new(), true).await;
-            spawn_blocking(move || blocking.write_all(&message(10_000)).unwrap()).await.unwrap();
-            let mut all = Vec::new();
-            other.read_to_end(&mut all).await.unwrap();
-            assert!(all == message(10_000));
-        });
-    }
+    on_each(|device, is_client| async move {
+        let (mut blocking, mut other) = streams(device, Options::new(), is_client).await;
+        spawn_blocking(move || blocking.write_all(&message(10_000)).unwrap()).await.unwrap();
+        let mut all = Vec::new();
+        other.read_to_end(&mut all).await.unwrap();
+        assert!(all == message(10_000));
+    });
 }
