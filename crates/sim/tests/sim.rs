@@ -50,15 +50,14 @@ fn a_request_of_a_destroyed_queue_pair_may_be_refused() {
     assert!(output.status.success(), "{text}");
 }
 
-/// Each process has other memory addresses, and other hasher keys.
+/// Each process has other memory addresses, and other hasher keys. A run of messages may differ in rare cases
+/// (docs/testing.md), and is not compared.
 #[test]
 fn a_seed_does_the_same_in_every_process() {
-    for (option, count) in [("--packets", 30_000), ("--messages", 300)] {
-        let once = simulated(7, option, count);
-        assert!(once.contains("trace"), "{once}");
-        assert_eq!(once, simulated(7, option, count));
-        assert_ne!(once.lines().last(), simulated(8, option, count).lines().last());
-    }
+    let once = simulated(7, "--packets", 30_000);
+    assert!(once.contains("trace"), "{once}");
+    assert_eq!(once, simulated(7, "--packets", 30_000));
+    assert_ne!(once.lines().last(), simulated(8, "--packets", 30_000).lines().last());
 }
 
 /// The watch does not depend on the workload: with a limit of zero, every workload hangs.
