@@ -257,7 +257,8 @@ impl Ledger {
     }
 
     /// Polls all completions. Called after the events of the completion queue have been received. Arms the queue again
-    /// if a completion has to wake a task or release memory, or if `always` is set. Returns the number of completions.
+    /// for the completions that have to wake a task or release memory, or for any completion if `always` is set.
+    /// Returns the number of completions.
     ///
     /// # Errors
     /// If the completion queue cannot be armed. A failed completion queue is not an error, because its operations have
@@ -266,8 +267,8 @@ impl Ledger {
         self.lock().armed = Armed::No;
         let mut all = self.progress().unwrap_or(0);
         let mut table = self.lock();
-        let is_asked = !table.has_failed && (always || table.has_awaited());
-        let is_newly = is_asked && table.arm(&self.cq)?;
+        let wanted = if always { Armed::Any } else { table.awaited() };
+        let is_newly = !table.has_failed && table.arm_for(wanted, &self.cq)?;
         drop(table);
         if is_newly {
             // Completions that arrived before the arming cause no event.
@@ -436,20 +437,31 @@ impl Table {
         self.at(entry).leave()
     }
 
-    /// Arms the completion queue for the completions that are awaited. Returns true if it was not already armed; the
-    /// caller must then poll again, because a completion may have arrived just before.
+    /// Arms the completion queue for the completions that are [awaited](Self::awaited). Returns true if it was not
+    /// already armed; the caller must then poll again, because a completion may have arrived just before.
     #[inline]
     pub(crate) fn arm(&mut self, cq: &CompletionQueue) -> Result<bool, Error> {
-        let Afters { awaited, solicited, .. } = self.afters;
-        let is_solicited = self.queued == 0 && solicited > 0 && solicited == awaited;
-        let wanted = if is_solicited { Armed::Solicited } else { Armed::Any };
+        self.arm_for(self.awaited(), cq)
+    }
+
+    fn arm_for(&mut self, wanted: Armed, cq: &CompletionQueue) -> Result<bool, Error> {
         if self.armed >= wanted {
             return Ok(false);
         }
         self.armings += 1;
-        cq.req_notify(is_solicited)?;
+        cq.req_notify(wanted == Armed::Solicited)?;
         self.armed = wanted;
         Ok(true)
+    }
+
+    /// Returns the completions that have to wake a task or release memory.
+    const fn awaited(&self) -> Armed {
+        let Afters { awaited, solicited, .. } = self.afters;
+        match (awaited, self.queued) {
+            (0, 0) => Armed::No,
+            (_, 0) if solicited == awaited => Armed::Solicited,
+            _ => Armed::Any,
+        }
     }
 
     /// Polls one batch, and delivers each completion to its request.
@@ -522,11 +534,6 @@ impl Table {
     #[inline(never)]
     pub(crate) fn take<M: Lease>(&mut self, id: Id, memory: &mut Option<M>) -> Option<Ended> {
         self.entries[id.entry()].take_ended(id, memory, &mut self.afters)
-    }
-
-    /// Returns true if a completion has to wake a task or release memory.
-    pub(crate) const fn has_awaited(&self) -> bool {
-        self.afters.awaited + self.queued > 0
     }
 
     /// Counts an operation that starts or stops waiting for a slot of an entry.

@@ -15,6 +15,7 @@ use std::task::Poll;
 use rdma_connect::TransportError;
 
 use crate::connection::Connection;
+use crate::ledger::Armed;
 use crate::mock::{NicOutcome, Rig, Sleeper, poll_once};
 use crate::operation::Op;
 use crate::operation::failed::Failed;

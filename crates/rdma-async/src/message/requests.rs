@@ -425,4 +425,22 @@ mod tests {
         assert!(!wait(&mut requests, false));
         requests.leave();
     }
+
+    /// The program sleeps until any request completes, also one that no task awaits.
+    #[test]
+    fn a_manual_driver_is_armed_for_every_completion_while_a_session_waits_for_frames() {
+        let rig = Rig::new();
+        let connection = rig.connect([1, 1]);
+        let mut limits = rdma_message::Options::default();
+        (limits.receives, limits.sends) = (0, 1);
+        let slots = Slots::new(&limits, (0..=limits.receive_slots()).map(|_| rig.buffer()));
+        let mut requests = Requests::new(connection, slots);
+        requests.post_receive(0);
+        assert!(requests.await_next((true, false), Waker::noop(), &mut Ok(false)));
+        for (always, is_solicited) in [(false, true), (true, false), (false, true)] {
+            rig.driver.0.sweep(always).unwrap();
+            assert_eq!(rig.nic.asked_solicited(), is_solicited);
+        }
+        requests.leave();
+    }
 }

@@ -406,7 +406,7 @@ impl Inner {
             lease.note_detached();
         }
         // The memory is released when the request completes, so a completion must cause an event.
-        let armed = if table.has_awaited() { table.arm(self.ledger.cq()) } else { Ok(false) };
+        let armed = table.arm(self.ledger.cq());
         self.ledger.unlock(table);
         self.ledger.note_armed(armed);
         goes_on

@@ -94,7 +94,7 @@ fn waiters_get_slots_in_order() {
     let Poll::Ready(over) = poll(&mut other) else { panic!("the operation has not ended") };
     let memory = reason(over).1;
     drop((memory, other, one));
-    assert!(!connection.inner().ledger.lock().has_awaited(), "no completion is awaited");
+    assert_eq!(connection.inner().ledger.lock().awaited(), Armed::No);
     drop(connection);
     end(rig);
 }
