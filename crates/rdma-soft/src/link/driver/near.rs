@@ -155,14 +155,16 @@ mod tests {
         descriptor: Descriptor,
         calls: bool,
         polled: AtomicBool,
+        /// Whether it need not report executed requests.
+        quiet: AtomicBool,
         message: AtomicBool,
     }
 
     impl Socket {
         fn new(calls: bool) -> Arc<Self> {
             let descriptor = Descriptor::open(|| eventfd(0, EventfdFlags::CLOEXEC)).unwrap();
-            let [polled, message] = [(); 2].map(|()| AtomicBool::new(false));
-            Arc::new(Self { descriptor, calls, polled, message })
+            let [polled, quiet, message] = [(); 3].map(|()| AtomicBool::new(false));
+            Arc::new(Self { descriptor, calls, polled, quiet, message })
         }
 
         fn is_polled(&self) -> bool {
@@ -200,8 +202,14 @@ mod tests {
             self.polled.store(true, Ordering::Relaxed);
         }
 
-        fn stop_polling(&self, _: bool) {
+        fn stop_polling(&self, is_quiet: bool) {
             self.polled.store(false, Ordering::Relaxed);
+            self.quiet.store(is_quiet, Ordering::Relaxed);
+        }
+
+        fn listen(&self) -> bool {
+            self.quiet.store(false, Ordering::Relaxed);
+            self.has_arrived()
         }
 
         fn is_used(&self) -> bool {
@@ -252,6 +260,26 @@ mod tests {
         );
         assert!(!sockets[1].has_arrived());
         assert_eq!(driving.near().count(), NEAR);
+    }
+
+    /// Neither polls nor armings look at the socket that gives way, so it reports executed requests again.
+    #[test]
+    fn no_socket_gives_way_without_reports_of_executed_requests() {
+        let mut driving = Driving::new();
+        let sockets: Vec<_> = (1..).take(NEAR).map(|look| add(&mut driving, false, look)).collect();
+        driving.near().for_each(|near| near.stop_polling(true));
+        sockets[0].message.store(true, Ordering::Relaxed);
+        let another = add(&mut driving, false, 1000);
+        let is_quiet = |socket: &Socket| socket.quiet.load(Ordering::Relaxed);
+        assert_eq!(
+            [&sockets[0], &sockets[1], &another].map(|socket| is_quiet(socket)),
+            [false, true, false]
+        );
+        assert!(!sockets[0].has_arrived());
+        // An arming handles what has arrived at the others.
+        sockets[2].message.store(true, Ordering::Relaxed);
+        assert_eq!([driving.listen(), driving.listen()], [true, false]);
+        assert!(!sockets.iter().any(|socket| is_quiet(socket) || socket.has_arrived()));
     }
 
     #[test]
