@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods)] // Tests measure on their own.
 
 mod attacker;
+mod awaited;
 mod fuse;
 mod garbage;
 mod grants;
