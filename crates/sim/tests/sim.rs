@@ -34,7 +34,7 @@ fn packets_of_fresh_workloads_behave_as_the_model_predicts() {
 
 /// `cargo xtask sim --messages` does the same.
 #[test]
-#[ignore = "in rare cases, a run does not end, because a thread of the runtime polls (docs/testing.md)"]
+#[ignore = "in rare cases, a run does not end, because a blocking task ends before the runtime parks (docs/testing.md)"]
 fn messages_and_streams_behave_as_the_model_predicts() {
     println!("{}", simulated(7, "--messages", MESSAGES));
 }

@@ -258,6 +258,7 @@ mod tests {
 
     /// Otherwise the time limits of its callers would expire.
     #[test]
+    #[ignore = "in rare cases, it does not end, because a blocking task ends before the runtime parks (docs/testing.md)"]
     fn no_time_passes_while_a_blocking_task_runs() {
         let network = Arc::new(Network::simulated(1));
         Clock::new(&network).block_on(async {

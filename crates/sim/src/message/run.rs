@@ -460,6 +460,7 @@ mod tests {
 
     /// The acknowledgement of a request is lost, and the reply arrives before it is repeated.
     #[test]
+    #[ignore = "in rare cases, it does not end, because a blocking task ends before the runtime parks (docs/testing.md)"]
     fn a_call_ends_although_its_reply_arrives_before_the_acknowledgement() {
         let limits = Limits {
             receives: 8,
