@@ -17,8 +17,8 @@
 //! ```
 //!
 //! - [`wire`] defines the messages, byte by byte.
-//! - A [`ServiceId`] names a service. Those of rdma_cm consist of a [`PortSpace`] and a port, and
-//!   their requests contain an [`IpCmHeader`] (annex A11).
+//! - A [`ServiceId`] names a service. In rdma_cm, it consists of a [`PortSpace`] and a port. A
+//!   REQ for such a service contains an [`IpCmHeader`] (annex A11).
 //! - Each call of a [`Manager`] returns at most one MAD and one [`Event`]. The caller sends the MAD
 //!   to QP 1 of the destination, and calls [`Manager::expire`] at each [`Manager::deadline`].
 //!
