@@ -88,7 +88,7 @@ pub use load::{system, system_at};
 pub use load_error::LoadError;
 pub use process::Process;
 pub use registry::{Provider, UnknownProvider, providers, register};
-pub use table::{NoteFile, NoteMapped, Unsupported, Verbs, WantsFile};
+pub use table::{NoteFile, NoteMapped, Unsupported, Verbs, WakeEarly, WantsFile};
 
 /// Runs the README's example as a doc test.
 #[cfg(doctest)]

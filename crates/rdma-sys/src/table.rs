@@ -10,7 +10,7 @@ use libloading::os::unix::Library;
 use crate::{
     generated::{
         functions::*,
-        verbs::{ibv_mr, ibv_pd},
+        verbs::{ibv_comp_channel, ibv_mr, ibv_pd},
     },
     unimplemented::{MinusOne, Nothing, Null, Number, Refuse, Text, Zero},
 };
@@ -23,6 +23,9 @@ pub type WantsFile = unsafe extern "C" fn(pd: *mut ibv_pd, length: usize, access
 
 /// The type of [`Verbs::note_file`].
 pub type NoteFile = unsafe extern "C" fn(mr: *mut ibv_mr, file: c_int);
+
+/// The type of [`Verbs::wake_early`].
+pub type WakeEarly = unsafe extern "C" fn(channel: *mut ibv_comp_channel);
 
 /// A function that this provider lacks: its libibverbs is too old, or it is a software device that
 /// does not implement the function.
@@ -122,6 +125,13 @@ macro_rules! table {
             /// This is an extension like [`note_mapped`](Self#structfield.note_mapped). The method
             /// [`note_file`](Self::note_file) calls it and states the contract.
             pub note_file: Option<NoteFile>,
+            /// Allows the file of a completion channel to be readable before there is an event.
+            ///
+            /// This is an extension like [`note_mapped`](Self#structfield.note_mapped). It is for
+            /// providers that execute what arrives in the process itself. The thread that an
+            /// arrival wakes then executes it, and no other thread has to wake that thread. The
+            /// method [`wake_early`](Self::wake_early) calls it and states the contract.
+            pub wake_early: Option<WakeEarly>,
         }
 
         impl Verbs {
@@ -137,6 +147,7 @@ macro_rules! table {
                     note_mapped: None,
                     wants_file: None,
                     note_file: None,
+                    wake_early: None,
                 }
             }
 
@@ -165,6 +176,7 @@ macro_rules! table {
                     note_mapped: None,
                     wants_file: None,
                     note_file: None,
+                    wake_early: None,
                 })
             }
 
@@ -178,6 +190,7 @@ macro_rules! table {
                     note_mapped: None,
                     wants_file: None,
                     note_file: None,
+                    wake_early: None,
                 }
             }
 
@@ -344,6 +357,23 @@ impl Verbs {
             // SAFETY: the region belongs to this table (SAFETY.md F2), and the contract covers the
             // file (F31).
             unsafe { note_file(mr, file) };
+        }
+    }
+
+    /// Allows the file of a completion channel to be readable before there is an event: when
+    /// something has arrived that may complete a request. `ibv_get_cq_event` then executes what has
+    /// arrived, and fails with `EAGAIN` if there is still no event.
+    ///
+    /// # Safety
+    /// `channel` is a live channel from this table. The call is made at most once, right after the
+    /// channel was created, and before its `fd` is read, because the provider may replace it.
+    ///
+    /// The program calls `ibv_get_cq_event` whenever the file is readable, and treats `EAGAIN` as
+    /// described. The function never waits.
+    pub unsafe fn wake_early(&self, channel: *mut ibv_comp_channel) {
+        if let Some(wake_early) = self.wake_early {
+            // SAFETY: the channel belongs to this table (SAFETY.md F2).
+            unsafe { wake_early(channel) };
         }
     }
 }

@@ -21,9 +21,10 @@ pub enum Armed {
 }
 
 /// The file of a channel, for `poll(2)`, `epoll`, and event loops built on them. It is readable if something has
-/// completed since the channel was [armed](Scope::arm).
+/// completed since the channel was [armed](Scope::arm), and stays readable until the channel is armed again.
 ///
-/// It stays readable until the channel is armed again. Do not read from the file.
+/// It may also be readable although nothing has completed. Then arm the channel again before you sleep. Do not read from
+/// the file.
 #[derive(Clone, Copy, Debug)]
 pub struct Waitable<'c>(pub(crate) BorrowedFd<'c>);
 

@@ -27,7 +27,8 @@ const BATCH: u32 = 256;
 /// Any number of queues can share a channel. Clones are cheap and refer to the same channel. All methods take `&self`
 /// and can be called from any thread. If several threads wait, each event goes to only one of them. The channel [has a
 /// file](AsFd) that is readable while the channel has events, for `poll`, `epoll` and runtimes that use them. The file
-/// never blocks. Read events only through these methods: an event read in another way is never acknowledged, and
+/// never blocks. It may be readable without an event: whenever it is, call [`try_get_event`](Self::try_get_event), which
+/// may first execute what has arrived at a software device. Read events only through these methods: an event read in another way is never acknowledged, and
 /// destroying its queue waits for the acknowledgement.
 ///
 /// An event is a plain value. The channel counts the events of each queue and acknowledges them before the queue is
@@ -99,6 +100,9 @@ impl CompletionChannel {
             let full = matches!(errno, Errno::EMFILE | Errno::ENFILE).then(|| hint.into());
             VerbError::new(verb, errno).with_hint(full)
         })?;
+        // SAFETY: SAFETY.md F2: the channel was just created by this table, and its file has not been read. Its users
+        // treat EAGAIN as no event, because `from_raw` makes the file non-blocking.
+        unsafe { verbs.wake_early(raw.as_ptr()) };
         // SAFETY: SAFETY.md F2, F9: the channel was just created by this table, from this context, and is not used
         // elsewhere.
         let channel = unsafe { Self::from_raw(raw, context, Ownership::Owned) };

@@ -52,6 +52,7 @@ pub fn verbs() -> &'static Verbs {
         verbs.fork_init = fork::fork_init;
         verbs.is_fork_initialized = Some(fork::is_fork_initialized);
         verbs.create_comp_channel = event::create_comp_channel;
+        verbs.wake_early = Some(event::wake_early);
         verbs.destroy_comp_channel = event::destroy_comp_channel;
         verbs.get_cq_event = event::get_cq_event;
         verbs.ack_cq_events = event::ack_cq_events;

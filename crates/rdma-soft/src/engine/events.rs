@@ -12,8 +12,8 @@ pub(crate) mod file;
 pub(crate) mod report;
 
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
-use std::sync::{Arc, Condvar, PoisonError};
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::{Arc, Condvar, PoisonError, Weak};
 
 use rustix::io::Errno;
 
@@ -24,6 +24,7 @@ use crate::engine::models::file::EventFile;
 use crate::fabric::Fabric;
 use crate::fabric::run_queue::Settle;
 use crate::fabric::stalls;
+use crate::fabric::watchers::Watcher;
 use crate::sync::{Lock, Mutex, locked_for_calls, locked_to_wait};
 
 #[derive(Debug)]
@@ -53,6 +54,11 @@ struct QueuedEvents<E> {
     room: usize,
     /// Whether the queue is in the run queue.
     is_queued: bool,
+    /// The number of threads that execute what has arrived, and then take an event. While there are any, no byte is
+    /// written for an event. The last of them writes it if an event is left.
+    executing: u32,
+    /// The number of events that were taken.
+    taken: u32,
 }
 
 impl<E> QueuedEvents<E> {
@@ -63,7 +69,13 @@ impl<E> QueuedEvents<E> {
     }
 
     fn is_due(&self) -> bool {
-        !self.events.is_empty() && !self.readable
+        !self.events.is_empty() && !self.readable && self.executing == 0
+    }
+
+    fn pop(&mut self) -> Option<E> {
+        let event = self.events.pop_front();
+        self.taken = self.taken.wrapping_add(u32::from(event.is_some()));
+        event
     }
 }
 
@@ -81,6 +93,8 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
             writing: false,
             room: 0,
             is_queued: false,
+            executing: 0,
+            taken: 0,
         };
         fabric.run_queue.reserve();
         Arc::new(Self { fabric, state: Lock::new(state), file, writing: Mutex::new(()) })
@@ -103,6 +117,29 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
 
     pub(crate) fn fd(&self) -> RawFd {
         self.file.fd()
+    }
+
+    /// Allows the file to be readable before there is an event. Returns the file that the program uses from now on.
+    pub(crate) fn wake_early(self: &Arc<Self>) -> rustix::io::Result<RawFd> {
+        let file = self.file.wake_early()?;
+        self.fabric.watchers.add(self.as_watcher());
+        Ok(file)
+    }
+
+    /// Returns true unless time is virtual.
+    pub(crate) fn is_in_real_time(&self) -> bool {
+        self.fabric.simulation.is_none()
+    }
+
+    /// Ends [`wake_early`](Self::wake_early), because the program destroys the object.
+    pub(crate) fn end_early(self: &Arc<Self>) {
+        if self.file.wakes_early() {
+            self.fabric.watchers.remove(&self.as_watcher());
+        }
+    }
+
+    fn as_watcher(self: &Arc<Self>) -> Weak<dyn Watcher> {
+        Arc::downgrade(&(Arc::<Self>::clone(self) as Arc<dyn Watcher>))
     }
 
     /// Queues an event. The caller [settles](Fabric::run_queue) once it holds no lock.
@@ -151,6 +188,17 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
                 return Ok(taken);
             }
             has_byte = false;
+            if self.file.wakes_early() {
+                let execute =
+                    || self.fabric.polled.get().into_iter().for_each(|link| link.handle_arrivals());
+                if let Some(taken) = self.take_after(&deliver, execute) {
+                    return Ok(taken);
+                }
+                // Spares a call, unless a thread has been woken without an event.
+                if !self.state.lock().readable {
+                    return Err(Errno::AGAIN);
+                }
+            }
             if self.fabric.simulation.is_some() && self.file.is_blocking() {
                 while self.is_empty() && self.fabric.step() {}
                 if !self.is_empty() {
@@ -169,12 +217,33 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
             if has_byte && (state.missing < 0 || !std::mem::take(&mut state.readable)) {
                 state.missing += 1;
             }
-            let taken = state.events.pop_front();
+            let taken = state.pop();
             (taken.map(deliver), state.clear(), !state.events.is_empty())
         };
         if clear {
             self.clear();
         } else if has_byte && are_more {
+            self.settle();
+        }
+        taken
+    }
+
+    /// Executes what has arrived, and takes the oldest event. No byte is written for an event that is taken here.
+    pub(crate) fn take_after<R>(
+        &self,
+        deliver: impl Fn(E) -> R,
+        execute: impl FnOnce(),
+    ) -> Option<R> {
+        self.state.lock().executing += 1;
+        execute();
+        let (taken, clear, is_due) = {
+            let mut state = self.state.lock();
+            state.executing -= 1;
+            (state.pop().map(deliver), state.clear(), state.is_due())
+        };
+        if clear {
+            self.clear();
+        } else if is_due {
             self.settle();
         }
         taken
@@ -261,6 +330,20 @@ impl<E> EventQueue<E> {
     }
 }
 
+impl<E: Copy + Send + std::fmt::Debug + 'static> Watcher for EventQueue<E> {
+    fn watch(&self, link: BorrowedFd<'_>) -> bool {
+        self.file.watch(link)
+    }
+
+    fn unwatch(&self, link: BorrowedFd<'_>) {
+        self.file.unwatch(link);
+    }
+
+    fn taken(&self) -> u32 {
+        self.state.lock().taken
+    }
+}
+
 impl<E> Drop for EventQueue<E> {
     fn drop(&mut self) {
         self.fabric.run_queue.unreserve();
@@ -298,13 +381,22 @@ impl Acknowledgements {
 }
 
 #[cfg(all(test, not(loom)))]
+#[allow(clippy::expect_used)] // A failing helper fails its test.
+impl<E> EventQueue<E> {
+    pub(crate) fn early_file(&self) -> BorrowedFd<'_> {
+        self.file.early().expect("a file that wakes early")
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
+    use std::os::fd::AsFd;
     use std::sync::Barrier;
     use std::thread;
 
     use super::*;
     use crate::engine::events::file::tests::kinds;
-    use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
     use rustix::fs::OFlags;
 
     static FABRIC: Fabric = Fabric::new();
@@ -315,7 +407,11 @@ mod tests {
     }
 
     fn readable(queue: &EventQueue<u32>) -> bool {
-        let mut fds = [PollFd::new(queue.file.program(), PollFlags::IN)];
+        is_readable(queue.file.program())
+    }
+
+    fn is_readable(file: impl AsFd) -> bool {
+        let mut fds = [PollFd::new(&file, PollFlags::IN)];
         poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
     }
 
@@ -377,6 +473,47 @@ mod tests {
             assert!(!readable(&queue));
             push(&queue, 0..1);
             assert!(readable(&queue));
+        }
+    }
+
+    #[test]
+    fn a_file_that_wakes_early_is_readable_for_events_and_while_the_link_is() {
+        for queue in queues() {
+            assert!(!queue.file.watch(std::io::stdin().as_fd()), "the program has not allowed it");
+            queue.wake_early().unwrap();
+            let early = || is_readable(queue.early_file());
+            assert_eq!((early(), queue.take(|event| event)), (false, Err(Errno::AGAIN)));
+            push(&queue, 0..2);
+            assert!(early());
+            assert_eq!([(); 2].map(|()| queue.take(|event| event)), [Ok(0), Ok(1)]);
+            assert_eq!((early(), queue.taken()), (false, 2));
+            let link = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
+            assert!(queue.watch(link.as_fd()));
+            assert_eq!((early(), queue.take(|event| event)), (true, Err(Errno::AGAIN)));
+            queue.unwatch(link.as_fd());
+            assert!(!early());
+            queue.wake();
+            assert_eq!((early(), queue.take(|event| event)), (true, Err(Errno::AGAIN)));
+            assert!(!early());
+            queue.end_early();
+        }
+    }
+
+    /// The thread that executes what has arrived takes the event, so no byte is written for it.
+    #[test]
+    fn a_thread_that_executes_arrivals_takes_their_event_without_the_file() {
+        for queue in queues() {
+            let arrive = |events| {
+                push(&queue, events);
+                assert!(!readable(&queue));
+            };
+            assert_eq!(queue.take_after(|event| event, || arrive(0..1)), Some(0));
+            assert!(!readable(&queue));
+            assert_eq!(queue.take_after(|event| event, || arrive(1..3)), Some(1));
+            assert!(readable(&queue), "an event is left");
+            assert_eq!(queue.take(|event| event), Ok(2));
+            assert_eq!(queue.take_after(|event| event, || {}), None);
+            assert!(!readable(&queue));
         }
     }
 

@@ -18,6 +18,7 @@ use simulation::Simulation;
 use timers::Timers;
 #[cfg(loom)]
 use timers::model::ServedBy;
+use watchers::Watchers;
 
 pub(crate) mod clock;
 pub(crate) mod deferred;
@@ -34,6 +35,8 @@ pub(crate) mod stalls;
 #[cfg_attr(loom, allow(dead_code))] // models use their own threads
 pub(crate) mod thread;
 pub(crate) mod timers;
+#[cfg_attr(loom, allow(dead_code))] // models have no link
+pub(crate) mod watchers;
 
 /// A link that empty polls drive while the timers [make polls look](Timers::set_polls_look).
 pub(crate) trait Polled: Sync + std::fmt::Debug {
@@ -48,6 +51,10 @@ pub(crate) trait Polled: Sync + std::fmt::Debug {
 
     /// Called when a thread that has polled is about to sleep. The caller holds no lock.
     fn poller_sleeps(&self);
+
+    /// Handles what has arrived, if a completion channel [watches](watchers::Watcher) the link. The caller holds no
+    /// lock.
+    fn handle_arrivals(&'static self);
 }
 
 pub(crate) struct Fabric {
@@ -61,6 +68,7 @@ pub(crate) struct Fabric {
     /// The number of completion queues that send an event for their next completion, whether or not it is solicited.
     /// Loom does not explore it.
     pub(crate) armed: std::sync::atomic::AtomicUsize,
+    pub(crate) watchers: Watchers,
     /// The simulation, if time is virtual.
     pub(crate) simulation: Option<Simulation>,
     /// The link to other processes and hosts, created when a device first claims a slot, connects to another process or
@@ -82,6 +90,7 @@ impl Fabric {
             timers: Line(timers),
             run_queue: Line(run_queue),
             armed: std::sync::atomic::AtomicUsize::new(0),
+            watchers: Watchers::new(),
             simulation: None,
             polled: OnceLock::new(),
         }

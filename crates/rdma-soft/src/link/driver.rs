@@ -10,6 +10,7 @@ use rustix::io::{Errno, Result};
 
 use self::near::Driving;
 use self::serve::{Doorbell, Processors};
+use self::watch::Watch;
 use self::yield_timer::YieldTimer;
 use super::descriptor::{self, Descriptor};
 use super::executed::quiet::Quiet;
@@ -23,6 +24,7 @@ use crate::sync::{
 
 mod near;
 mod serve;
+mod watch;
 mod yield_timer;
 
 /// The maximum number of sockets of a fabric.
@@ -136,6 +138,7 @@ pub(super) struct Driver {
     /// Whether the thread currently leaves the work to the program's polls.
     yields_to_polls: AtomicBool,
     quiet: Quiet,
+    watch: Watch,
     doorbell: Doorbell,
     processors: Processors,
     /// The number of packets for unknown or destroyed receivers so far.
@@ -279,6 +282,7 @@ impl Driver {
             without_thread: AtomicBool::new(false),
             yields_to_polls: AtomicBool::new(false),
             quiet: Quiet::default(),
+            watch: Watch::default(),
             doorbell: Doorbell::new()?,
             processors: Processors::new(),
             useless: AtomicU32::new(0),
@@ -520,6 +524,10 @@ impl Polled for Driver {
         if self.awaits_completions() && self.quiet.end() {
             self.listen();
         }
+    }
+
+    fn handle_arrivals(&'static self) {
+        self.execute_for_channel();
     }
 
     fn poll(&'static self) {

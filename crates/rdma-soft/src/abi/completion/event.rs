@@ -35,12 +35,26 @@ pub(crate) unsafe extern "C" fn create_comp_channel(
     }))
 }
 
+/// Not a verb of libibverbs; see [`Verbs::wake_early`](rdma_sys::Verbs::wake_early).
+pub(crate) unsafe extern "C" fn wake_early(channel: *mut ibv_comp_channel) {
+    // SAFETY: the caller passes a live channel (SAFETY.md F1).
+    let events = unsafe { channel_events(channel) };
+    // In virtual time, nothing arrives while a thread sleeps. Without another file, the channel stays as it is.
+    if events.is_in_real_time()
+        && let Ok(file) = events.wake_early()
+    {
+        // SAFETY: the caller has not read the file yet, and no other thread uses the new channel (SAFETY.md F1).
+        unsafe { (*channel).fd = file };
+    }
+}
+
 pub(crate) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     // SAFETY: the caller passes a live channel (SAFETY.md F1).
     let free = unsafe { channel_children(channel) }.none();
     number(free.map(|()| {
         // SAFETY: `create_comp_channel` made the channel, and the caller gives it up (SAFETY.md F11).
         let block = unsafe { Box::from_raw(channel.cast::<ChannelBlock>()) };
+        block.events.end_early();
         // SAFETY: the channel holds its context, and does not use it after this (SAFETY.md F11).
         unsafe { release_context(block.verbs.context) };
     }))

@@ -7,16 +7,24 @@
 //!
 //! Without `/proc`, the device uses a pair of connected sockets, where each call states whether it waits. Sockets are
 //! slower.
+//!
+//! The program may allow the file to be readable [before there is an event](EventFile::wake_early). It then gets an
+//! epoll instance, which contains the read end, and sometimes the link's descriptor.
 
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+#[cfg(test)]
+use std::os::fd::AsFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
 
+use rustix::event::epoll;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::pipe::PipeFlags;
 
+use crate::abi::fork::Process;
 use crate::sync::assert_nothing_held;
 
 /// The smallest size of a pipe. Pipes are kept small, because the system limits their total size per user.
@@ -26,6 +34,9 @@ const LEAST: usize = 4096;
 pub(crate) struct EventFile {
     program: File,
     own: Own,
+    /// The epoll instance that the program has in place of `program`.
+    early: OnceLock<OwnedFd>,
+    made_by: Process,
 }
 
 /// The device's end.
@@ -53,17 +64,54 @@ impl EventFile {
         if (one.st_dev, one.st_ino) != (other.st_dev, other.st_ino) {
             return Err(Errno::NOENT); // it is not the kernel's `/proc`
         }
-        Ok(Self { program: File::from(program), own: Own::Pipe(own) })
+        Ok(Self {
+            program: File::from(program),
+            own: Own::Pipe(own),
+            early: OnceLock::new(),
+            made_by: Process::current(),
+        })
     }
 
     fn sockets() -> rustix::io::Result<Self> {
         let (unix, stream) = (AddressFamily::UNIX, SocketType::STREAM);
         let (program, own) = rustix::net::socketpair(unix, stream, SocketFlags::CLOEXEC, None)?;
-        Ok(Self { program: File::from(program), own: Own::Socket(own) })
+        Ok(Self {
+            program: File::from(program),
+            own: Own::Socket(own),
+            early: OnceLock::new(),
+            made_by: Process::current(),
+        })
     }
 
     pub(crate) fn fd(&self) -> RawFd {
         self.program.as_raw_fd()
+    }
+
+    /// Allows the file to be readable before there is an event, and makes it non-blocking. Returns the file that the
+    /// program uses from now on.
+    pub(crate) fn wake_early(&self) -> rustix::io::Result<RawFd> {
+        let early = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&early, &self.program, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        rustix::fs::fcntl_setfl(&self.program, OFlags::NONBLOCK)?;
+        Ok(self.early.get_or_init(|| early).as_raw_fd())
+    }
+
+    /// Returns true if the file may be readable before there is an event. In a forked child, it is not.
+    pub(crate) fn wakes_early(&self) -> bool {
+        self.early.get().is_some() && self.made_by.is_current()
+    }
+
+    /// Makes the file readable while `other` is readable, until [`unwatch`](Self::unwatch). Returns false if the kernel
+    /// refuses, or if the program does not allow it.
+    pub(crate) fn watch(&self, other: BorrowedFd<'_>) -> bool {
+        let (data, flags) = (epoll::EventData::new_u64(1), epoll::EventFlags::IN);
+        self.early.get().is_some_and(|early| epoll::add(early, other, data, flags).is_ok())
+    }
+
+    pub(crate) fn unwatch(&self, other: BorrowedFd<'_>) {
+        if let Some(early) = self.early.get() {
+            let _ = epoll::delete(early, other);
+        }
     }
 
     /// Adds a byte. Does nothing if the file is full, or if the program has shut down the socket.
@@ -115,6 +163,11 @@ impl EventFile {
     #[cfg(test)]
     pub(crate) fn program(&self) -> &File {
         &self.program
+    }
+
+    #[cfg(test)]
+    pub(crate) fn early(&self) -> Option<BorrowedFd<'_>> {
+        self.early.get().map(AsFd::as_fd)
     }
 }
 

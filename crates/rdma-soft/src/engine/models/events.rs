@@ -95,6 +95,40 @@ fn loom_the_file_is_readable_for_the_rest_after_two_threads_take() {
     });
 }
 
+/// One thread executes what has arrived, and then takes an event. The event of the other thread may come meanwhile.
+#[test]
+fn loom_the_file_is_readable_for_the_rest_after_a_thread_executes_and_takes() {
+    model(|| {
+        let queue = EventQueue::new(Fabric::of_model()).unwrap();
+        let other = spawn(&queue, |queue| report(queue, 1));
+        let taken = queue.take_after(|event| event, || report(&queue, 2));
+        assert!([Some(1), Some(2)].contains(&taken), "{taken:?}");
+        other.join().unwrap();
+        is_readable_for_what_is_left(&queue);
+    });
+}
+
+/// Two threads execute what has arrived. The last of them makes the file readable for the event that is left.
+#[test]
+fn loom_the_file_is_readable_for_the_rest_after_two_threads_execute_and_take() {
+    model(|| {
+        let queue = EventQueue::new(Fabric::of_model()).unwrap();
+        let other = spawn(&queue, |queue| {
+            let _ = queue.take_after(|event| event, || {});
+        });
+        let taken = queue.take_after(
+            |event| event,
+            || {
+                report(&queue, 1);
+                report(&queue, 2);
+            },
+        );
+        assert!(taken.is_some());
+        other.join().unwrap();
+        is_readable_for_what_is_left(&queue);
+    });
+}
+
 /// A byte written to wake a sleeping thread is enough for an event.
 #[test]
 fn loom_the_file_is_readable_for_an_event_during_a_wake_up() {

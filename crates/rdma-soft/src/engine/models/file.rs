@@ -1,6 +1,6 @@
 //! A replacement for a pipe under the model checker, which sees no system calls.
 
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use rustix::io::Errno;
@@ -34,6 +34,21 @@ impl EventFile {
     pub(crate) fn is_blocking(&self) -> bool {
         false
     }
+
+    /// In models, no file wakes early.
+    pub(crate) fn wake_early(&self) -> rustix::io::Result<RawFd> {
+        Err(Errno::NOSYS)
+    }
+
+    pub(crate) fn wakes_early(&self) -> bool {
+        false
+    }
+
+    pub(crate) fn watch(&self, _: BorrowedFd<'_>) -> bool {
+        false
+    }
+
+    pub(crate) fn unwatch(&self, _: BorrowedFd<'_>) {}
 
     pub(crate) fn take(&self) -> Result<(), Errno> {
         if self.clear() { Ok(()) } else { Err(Errno::AGAIN) }

@@ -156,6 +156,8 @@ impl Polled for Spinning {
     }
 
     fn poller_sleeps(&self) {}
+
+    fn handle_arrivals(&'static self) {}
 }
 
 /// Signals the expiry of its timer.

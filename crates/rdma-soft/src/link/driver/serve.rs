@@ -12,6 +12,7 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, Result, pread, write};
 
 use super::near::NEAR;
+use super::watch::Pace;
 use super::{Driver, EVENTS, Watched};
 use crate::fabric::Polled;
 use crate::fabric::poll_backoff::PollBackoff;
@@ -173,7 +174,7 @@ impl Driver {
 
     /// The main loop of the thread.
     pub(super) fn serve(&'static self) {
-        let mut backoff = PollBackoff::default();
+        let (mut backoff, mut pace) = (PollBackoff::default(), Pace::new());
         loop {
             let mut event = [MaybeUninit::uninit()];
             let Ok(wake) = self.wake.get() else { return };
@@ -181,7 +182,7 @@ impl Driver {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(_) => return,
             }
-            self.stay_awake(&mut backoff);
+            self.stay_awake(&mut backoff, &mut pace);
             let (Ok(wake), Ok(events)) = (self.wake.get(), self.events.get()) else { return };
             if epoll::modify(wake, events, epoll::EventData::new_u64(0), super::WAKES).is_err() {
                 return;
@@ -190,17 +191,20 @@ impl Driver {
     }
 
     /// Handles messages until there is nothing left to do and peers will notify this process of new messages.
-    fn stay_awake(&'static self, backoff: &mut PollBackoff) {
+    fn stay_awake(&'static self, backoff: &mut PollBackoff, pace: &mut Pace) {
         let (mut rung, mut more) = (false, false);
         loop {
             let found = self.drive_throttled() | more;
-            more = found && self.spin_on_near(rung);
+            if found {
+                pace.count(self.subnet.clock.now());
+            }
+            more = found && !pace.is_high() && self.spin_on_near(rung);
             if more {
                 continue;
             }
             let delay = backoff.next(self.polls(), self.busy.load(Ordering::Relaxed) != 0);
             if delay.is_zero() {
-                if found || self.set_near_polled(false) {
+                if found || self.set_near_polled(false) || self.leave_watch(pace) {
                     continue;
                 }
                 return;
