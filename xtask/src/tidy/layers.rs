@@ -28,6 +28,7 @@ const LAYERS: &[Layer] = &[
     layer("rdma-soft", &["rdma-types", "rdma-sys", "rdma-proto"], true),
     layer("rdma-mem", &["rdma-types", "rdma-sys"], true),
     layer("rdma-qp", &["rdma-types", "rdma-sys", "rdma-mem"], true),
+    layer("rdma-cm", &["rdma-types", "rdma-sys", "rdma-proto", "rdma-mem", "rdma-qp"], true),
     layer("rdma-connect", &["rdma-types", "rdma-message", "rdma-mem", "rdma-qp"], false),
     layer(
         "rdma-channel",

@@ -1,0 +1,156 @@
+//! The active end: the one that requests the connection.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_mem::Context;
+use rdma_qp::{PreparedQueuePair, QueuePair};
+
+use crate::channel::end_of;
+use crate::connection::Connection;
+use crate::engine::path::Request;
+use crate::engine::{Engine, Handle};
+use crate::error::{End, Error, check_private_data};
+use crate::event::{Event, Happening, IdToken, Replying};
+use crate::step::Step;
+
+/// The address of a listener, to which a queue pair can connect.
+#[doc(alias = "rdma_cm_id")]
+#[derive(Clone)]
+pub struct Resolved {
+    engine: Arc<Engine>,
+    address: SocketAddr,
+}
+
+impl Resolved {
+    /// The maximum length of the private data in a REQ.
+    pub const MAX_PRIVATE_DATA: usize = 56;
+
+    pub(crate) fn new(engine: &Arc<Engine>, address: SocketAddr) -> Self {
+        Self { engine: Arc::clone(engine), address }
+    }
+
+    /// Returns the address.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Returns the device that reaches the address. The queue pair is created on it.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        self.engine.context()
+    }
+
+    /// Requests a connection, with at most 56 bytes of private data. An event follows: the listener's answer, or
+    /// [`End::Rejected`] if the port has no listener.
+    ///
+    /// # Errors
+    /// [`Error::PrivateData`] if there is too much of it. [`Error::QueuePair`] for a queue pair of type UD.
+    /// [`Error::System`] if the process cannot open another file. After an error, the queue pair is destroyed.
+    #[doc(alias = "rdma_connect")]
+    pub fn connect(
+        &self,
+        queue_pair: PreparedQueuePair,
+        private_data: &[u8],
+    ) -> Result<Connecting, Error> {
+        check_private_data("REQ", private_data, Self::MAX_PRIVATE_DATA)?;
+        let ip = match self.address.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::from([127, 0, 0, 1]),
+            ip => ip,
+        };
+        let port = self.address.port();
+        let request = Request::new(queue_pair.endpoint(), ip, port, private_data)?;
+        Ok(Connecting { queue_pair, handle: self.engine.connect(port, request)? })
+    }
+}
+
+impl std::fmt::Debug for Resolved {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Resolved").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+/// A requested connection. Dropping it cancels the request.
+#[derive(Debug)]
+#[must_use = "dropping it cancels the request"]
+pub struct Connecting {
+    queue_pair: PreparedQueuePair,
+    handle: Handle,
+}
+
+impl Connecting {
+    /// Returns the identity that the connection's events have.
+    #[must_use]
+    pub const fn id(&self) -> IdToken {
+        self.handle.id()
+    }
+
+    /// Processes an event. If it is the listener's answer, the queue pair is moved to RTS.
+    pub fn advance(self, event: Event) -> Step<Self, Replied> {
+        match self.handle.take(event) {
+            Err(event) => Step::Same(self, event),
+            Ok(Happening::Replied(replying)) => match self.replied(replying) {
+                Ok(replied) => Step::Next(replied),
+                Err(error) => Step::Failed(error),
+            },
+            Ok(other) => Step::Failed(end_of(other).into()),
+        }
+    }
+
+    /// Waits for the listener's answer, for at most `limit`.
+    ///
+    /// # Errors
+    /// [`Error::Ended`] if the listener rejected the connection or ended. [`Error::Connect`] if the queue pair could
+    /// not be connected. [`Error::TimedOut`] after the limit. After an error, the request is cancelled, and the queue
+    /// pair is destroyed.
+    pub fn wait(self, limit: Duration) -> Result<Replied, Error> {
+        let event = self.handle.wait(limit)?;
+        match self.advance(event) {
+            Step::Next(replied) => Ok(replied),
+            Step::Failed(error) => Err(error),
+            Step::Same(..) => Err(End::PeerGone.into()),
+        }
+    }
+
+    fn replied(self, replying: Replying) -> Result<Replied, Error> {
+        let Replying { endpoint, private_data } = replying;
+        let queue_pair = self.queue_pair.handshake(*endpoint)?;
+        Ok(Replied { queue_pair, handle: self.handle, private_data })
+    }
+}
+
+/// A connection that the listener has accepted. Dropping it rejects the connection.
+#[derive(Debug)]
+#[must_use = "dropping it rejects the connection"]
+pub struct Replied {
+    queue_pair: QueuePair,
+    handle: Handle,
+    private_data: Vec<u8>,
+}
+
+impl Replied {
+    /// Returns the listener's private data, of 196 bytes: padded with zeros.
+    #[must_use]
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// Returns the queue pair. Receives that are posted before [`establish`](Self::establish) are ready for the
+    /// listener's first message.
+    #[must_use]
+    pub const fn queue_pair(&self) -> &QueuePair {
+        &self.queue_pair
+    }
+
+    /// Establishes the connection. The listener may send from then on.
+    ///
+    /// # Errors
+    /// [`Error::Ended`] if the listener's end has ended meanwhile. The queue pair is then destroyed.
+    #[doc(alias = "rdma_establish")]
+    pub fn establish(self) -> Result<Connection, Error> {
+        self.handle.change(|peer, _| peer.ready())?;
+        Ok(Connection::new(self.queue_pair, self.handle))
+    }
+}

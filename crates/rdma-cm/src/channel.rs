@@ -1,0 +1,186 @@
+//! The channel on which events arrive.
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+use std::{fmt, io};
+
+use rdma_mem::{Context, Gid};
+use rdma_proto::Time;
+use rdma_proto::cm::Error as Refusal;
+use rdma_sys::interface_addresses;
+
+use crate::active::Resolved;
+use crate::engine::peer::Peer;
+use crate::engine::{Engine, Handle};
+use crate::error::{End, Error};
+use crate::event::{Event, Happening, IdToken};
+
+/// The source of the events of listeners and connections, and the device that they use.
+///
+/// Clones are cheap, and are the same channel. All methods can be called from several threads.
+///
+/// The channel has no thread. Messages of its connections are processed while a thread waits in [`next`](Self::next) or
+/// in a `wait` method. So a program waits, or polls the channel's [file](AsFd), as long as it has connections.
+/// Otherwise, its peers do not learn that it has received a message, and give up after about a minute.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use rdma_cm::EventChannel;
+///
+/// rdma_soft::install();
+/// let channel = EventChannel::open(&rdma_mem::open_device("soft0")?)?;
+/// // Port 9 has no listener, so the answer is a rejection.
+/// use rdma_qp::{CompletionQueue, prelude::*};
+/// let cq = CompletionQueue::create(channel.context(), 16)?;
+/// let pd = channel.context().allocate_pd()?;
+/// let queue_pair = pd.create_qp().send_cq(&cq).recv_cq(&cq).build()?;
+/// let connecting = channel.resolve("127.0.0.1:9")?.connect(queue_pair, b"")?;
+/// let event = channel.next(Some(Duration::from_secs(10)))?.expect("an event");
+/// assert_eq!(event.id(), connecting.id());
+/// assert_eq!(
+///     event.end().unwrap().to_string(),
+///     "the peer rejected the connection: no service has this ID (8)"
+/// );
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(alias = "rdma_event_channel")]
+#[derive(Clone)]
+pub struct EventChannel {
+    engine: Arc<Engine>,
+}
+
+impl EventChannel {
+    /// Opens a channel for connections of this device.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the device cannot be queried. [`Error::System`] if the process cannot open another file.
+    #[doc(alias = "rdma_create_event_channel")]
+    pub fn open(context: &Context) -> Result<Self, Error> {
+        Ok(Self { engine: Engine::open(context)? })
+    }
+
+    /// Returns the opened device. Queue pairs for connections of this channel are created on it.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        self.engine.context()
+    }
+
+    /// Resolves the address of a listener, such as `"localhost:7471"` or `("10.0.0.1", 7471)`. Uses the first address
+    /// of the name that belongs to this host. Waits for the name's resolution.
+    ///
+    /// # Errors
+    /// [`Error::Resolve`] if the name has no address. [`Error::NotThisHost`] if the device cannot reach it.
+    #[doc(alias = "rdma_resolve_addr")]
+    #[doc(alias = "rdma_resolve_route")]
+    #[doc(alias = "rdma_getaddrinfo")]
+    pub fn resolve(&self, address: impl ToSocketAddrs) -> Result<Resolved, Error> {
+        let address = self.own_address(address)?;
+        Ok(Resolved::new(&self.engine, address))
+    }
+
+    /// Returns the next event. Waits for at most `limit`, or without a limit. Returns `None` if no event arrives
+    /// within the limit.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] once the channel is [closed](Self::close) and its events were read. [`Error::System`] if the
+    /// system cannot wait.
+    #[doc(alias = "rdma_get_cm_event")]
+    #[doc(alias = "rdma_ack_cm_event")]
+    pub fn next(&self, limit: Option<Duration>) -> Result<Option<Event>, Error> {
+        let next = self.engine.next(None, limit)?;
+        Ok(next.map(|next| Event::new(&self.engine, next)))
+    }
+
+    /// Closes the channel: threads that wait for an event return [`Error::Closed`], and later calls do so at once.
+    /// Established connections stay usable, but their ends are no longer reported.
+    pub fn close(&self) {
+        self.engine.close();
+    }
+
+    pub(crate) const fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// Returns the first address of a name that belongs to this host.
+    pub(crate) fn own_address(&self, address: impl ToSocketAddrs) -> Result<SocketAddr, Error> {
+        let mut first = None;
+        for address in address.to_socket_addrs().map_err(Error::Resolve)? {
+            if self.is_own(address.ip()) {
+                return Ok(address);
+            }
+            first.get_or_insert(address.ip());
+        }
+        let none = || Error::Resolve(io::Error::from(io::ErrorKind::NotFound));
+        let device = self.context().device().name().to_owned();
+        Err(Error::NotThisHost { address: first.ok_or_else(none)?, device })
+    }
+
+    /// Returns true if an address leads to this host: through an interface, or as a GID of the device.
+    fn is_own(&self, ip: IpAddr) -> bool {
+        let ip = ip.to_canonical();
+        let gid = match ip {
+            IpAddr::V4(ip) => Gid::from_ipv4(ip),
+            IpAddr::V6(ip) => Gid::from_bytes(ip.octets()),
+        };
+        let is_of_interface = || {
+            let all = interface_addresses().unwrap_or_default();
+            all.iter().any(|entry| entry.address.is_some_and(|own| own.ip() == ip))
+        };
+        let is_gid = || {
+            let table = self.context().gid_table().unwrap_or_default();
+            table.iter().any(|entry| entry.gid == gid)
+        };
+        ip.is_loopback() || ip.is_unspecified() || is_of_interface() || is_gid()
+    }
+}
+
+/// Returns the channel's file, which is readable while [`next`](EventChannel::next) has an event or work to do. When it
+/// is readable, call `next` with a limit of zero until it returns `None`.
+impl AsFd for EventChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.engine.as_fd()
+    }
+}
+
+impl fmt::Debug for EventChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventChannel").field("context", self.context()).finish_non_exhaustive()
+    }
+}
+
+impl Handle {
+    pub(crate) const fn id(&self) -> IdToken {
+        IdToken::new(self.token)
+    }
+
+    /// Returns what happened if an event is this connection's, and the event otherwise.
+    pub(crate) fn take(&self, event: Event) -> Result<Happening, Event> {
+        if event.id == self.id() { Ok(event.happening) } else { Err(event) }
+    }
+
+    /// Changes this connection. If it has ended, returns the reason.
+    pub(crate) fn change(
+        &self,
+        change: impl FnOnce(&mut Peer, Time) -> Result<(), Refusal>,
+    ) -> Result<(), Error> {
+        self.engine.change(self.token, change)
+    }
+
+    /// Waits for the next event of this connection.
+    pub(crate) fn wait(&self, limit: Duration) -> Result<Event, Error> {
+        let next = self.engine.next(Some(self.token), Some(limit))?;
+        let next = next.ok_or(Error::TimedOut { limit })?;
+        Ok(Event::new(&self.engine, next))
+    }
+}
+
+/// Returns the reason in an event that a connection does not expect in its state.
+pub(crate) fn end_of(happening: Happening) -> End {
+    match happening {
+        Happening::Ended(end) => end,
+        _ => End::PeerGone,
+    }
+}

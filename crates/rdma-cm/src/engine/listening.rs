@@ -1,0 +1,128 @@
+//! A listener, and its half-open connections.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rdma_proto::cm::Manager;
+use rdma_types::Guid;
+use rustix::io::{Errno, Result};
+
+use super::files::Files;
+use super::peer::{Peer, Stage};
+use super::socket::{accept_from, listen_at};
+use super::{Engine, NEXT, State};
+
+/// The connections that are accepted before other sockets get their turn.
+const ACCEPTS: u32 = 16;
+/// The delay before a listener accepts again after the process had no free file.
+const RETRY: Duration = Duration::from_millis(100);
+/// The ports that 0 stands for, as in Linux by default.
+const FREE: std::ops::RangeInclusive<u16> = 32_768..=60_999;
+
+pub(super) struct Listening {
+    socket: OwnedFd,
+    port: u16,
+    bound: Option<IpAddr>,
+    half_open: BTreeSet<u64>,
+    /// Whether new connections are left waiting.
+    is_paused: bool,
+}
+
+/// Binds a port; 0 selects a free one. Also returns the port.
+pub(super) fn bind(device: Guid, port: u16) -> Result<(OwnedFd, u16)> {
+    if port != 0 {
+        return Ok((listen_at(device, port)?, port));
+    }
+    for port in FREE {
+        match listen_at(device, port) {
+            Err(Errno::ADDRINUSE) => {}
+            result => return Ok((result?, port)),
+        }
+    }
+    Err(Errno::ADDRINUSE)
+}
+
+impl Listening {
+    pub(super) const fn new(socket: OwnedFd, port: u16, bound: Option<IpAddr>) -> Self {
+        Self { socket, port, bound, half_open: BTreeSet::new(), is_paused: false }
+    }
+
+    pub(super) const fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    /// Returns the connections that are not established.
+    pub(super) fn undecided(&self) -> Vec<u64> {
+        self.half_open.iter().copied().collect()
+    }
+
+    fn is_full(&self) -> bool {
+        self.half_open.len() >= Manager::MAX_HALF_OPEN as usize
+    }
+
+    fn pause(&mut self, files: &Files, token: u64) {
+        self.is_paused = true;
+        files.set_reported(&self.socket, token, false);
+    }
+
+    pub(super) fn resume(&mut self, files: &Files, token: u64) {
+        if self.is_paused {
+            self.is_paused = false;
+            files.set_reported(&self.socket, token, true);
+        }
+    }
+
+    /// Ends the half-open state of a connection.
+    pub(super) fn decided(&mut self, files: &Files, token: u64, peer: u64) {
+        if self.half_open.remove(&peer) {
+            self.resume(files, token);
+        }
+    }
+}
+
+impl Engine {
+    /// Accepts some of the connections that wait for a listener.
+    pub(super) fn accept(&self, state: &mut State, token: u64) {
+        for _ in 0..ACCEPTS {
+            self.make_room(state, token);
+            let Some(listening) = state.listeners.get_mut(&token) else { return };
+            if listening.is_full() {
+                return listening.pause(&self.files, token);
+            }
+            let (of, bound) = ((token, listening.port), listening.bound);
+            let socket = match accept_from(&listening.socket) {
+                Ok(Some(socket)) => socket,
+                Ok(None) | Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(Errno::AGAIN) => return,
+                Err(_) => {
+                    listening.pause(&self.files, token);
+                    let at = self.now().after(RETRY);
+                    return state.set_deadline(token, Some(at));
+                }
+            };
+            let peer = NEXT.fetch_add(1, Ordering::Relaxed);
+            if self.files.add(&socket, peer).is_err() {
+                continue;
+            }
+            let Ok(accepted) = Peer::accepted(peer, &self.port, socket, of, bound) else {
+                continue;
+            };
+            listening.half_open.insert(peer);
+            state.peers.insert(peer, accepted);
+            self.receive(state, peer, self.now());
+        }
+    }
+
+    /// If a listener is full, closes the oldest connection that has sent no REQ.
+    fn make_room(&self, state: &mut State, token: u64) {
+        let Some(listening) = state.listeners.get(&token).filter(|it| it.is_full()) else { return };
+        let is_silent =
+            |peer: &&u64| state.peers.get(peer).is_some_and(|peer| peer.stage == Stage::Silent);
+        if let Some(&oldest) = listening.half_open.iter().find(is_silent) {
+            self.remove(state, oldest);
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! The engine of an event channel: its sockets, connections and events.
+//!
+//! No thread belongs to a channel. A thread that waits for an event processes the messages of all connections. If
+//! several threads wait, one of them does this, and the others sleep until it is done.
+
+mod files;
+mod listening;
+pub(crate) mod path;
+pub(crate) mod peer;
+mod socket;
+mod user;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdma_mem::Context;
+use rdma_proto::Time;
+use rdma_proto::cm::Error as Refusal;
+use rdma_proto::cm::wire::Reason;
+use rustix::io::Errno;
+
+use self::files::{FIRST_KEY, Files};
+use self::listening::Listening;
+use self::path::Request;
+use self::peer::{Peer, Port};
+use crate::error::{End, Error};
+use crate::event::Happening;
+
+/// The next token, which is unique in the process.
+static NEXT: AtomicU64 = AtomicU64::new(FIRST_KEY);
+
+pub(crate) struct Engine {
+    port: Port,
+    files: Files,
+    /// The clock's zero.
+    start: Instant,
+    state: Mutex<State>,
+    /// Notified when events were queued, and when no thread waits for the files.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    peers: BTreeMap<u64, Peer>,
+    listeners: BTreeMap<u64, Listening>,
+    deadlines: BTreeSet<(Time, u64)>,
+    /// The deadline of each connection and listener that has one.
+    deadline_of: BTreeMap<u64, Time>,
+    events: VecDeque<(u64, Happening)>,
+    closed: bool,
+    /// Whether a thread waits for the files.
+    has_waiter: bool,
+    /// Whether the program's file is readable.
+    is_readable: bool,
+}
+
+/// A listener or connection, which ends when this is dropped.
+pub(crate) struct Handle {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) token: u64,
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Handle").field(&self.token).finish()
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.engine.release(self.token);
+    }
+}
+
+impl Engine {
+    pub(crate) fn open(context: &Context) -> Result<Arc<Self>, Error> {
+        let addresses = path::addresses(context)?;
+        Ok(Arc::new(Self {
+            port: Port { context: context.clone(), addresses },
+            files: Files::open()?,
+            start: Instant::now(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }))
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        &self.port.context
+    }
+
+    fn now(&self) -> Time {
+        Time::default().after(self.start.elapsed())
+    }
+
+    fn locked(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn handle(self: &Arc<Self>, token: u64) -> Handle {
+        Handle { engine: Arc::clone(self), token }
+    }
+
+    /// Listens at a port; 0 selects a free one. Also returns the port.
+    pub(crate) fn listen(
+        self: &Arc<Self>,
+        port: u16,
+        bound: Option<IpAddr>,
+    ) -> Result<(Handle, u16), Error> {
+        let device = self.context().device();
+        let (socket, port) = listening::bind(device.guid(), port).map_err(|errno| match errno {
+            Errno::ADDRINUSE => Error::PortInUse { port, device: device.name().to_owned() },
+            errno => Error::system("listen")(errno),
+        })?;
+        let token = NEXT.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.locked();
+        self.files.add(&socket, token).map_err(Error::system("listen"))?;
+        state.listeners.insert(token, Listening::new(socket, port, bound));
+        drop(state);
+        Ok((self.handle(token), port))
+    }
+
+    /// Requests a connection to a port. An event follows, even if no listener has the port.
+    pub(crate) fn connect(self: &Arc<Self>, port: u16, request: Request) -> Result<Handle, Error> {
+        let token = NEXT.fetch_add(1, Ordering::Relaxed);
+        let handle = self.handle(token);
+        let failed = match socket::connect_to(self.context().device().guid(), port) {
+            Ok(socket) => {
+                let mut state = self.locked();
+                self.files.add(&socket, token).map_err(Error::system("connect"))?;
+                let peer = Peer::connect(token, self.now(), &self.port, socket, request)
+                    .map_err(|_| Error::QueuePair)?;
+                state.peers.insert(token, peer);
+                self.finish(&mut state, token);
+                return Ok(handle);
+            }
+            Err(Errno::CONNREFUSED | Errno::NOENT) => {
+                let (reason, private_data) = (Reason::INVALID_SERVICE_ID, Vec::new());
+                End::Rejected { reason, private_data }
+            }
+            Err(Errno::AGAIN) => End::Busy,
+            Err(Errno::ACCESS) => End::OtherUser,
+            Err(errno) => return Err(Error::system("connect")(errno)),
+        };
+        let mut state = self.locked();
+        state.events.push_back((token, Happening::Ended(failed)));
+        self.finish(&mut state, token);
+        Ok(handle)
+    }
+
+    /// Changes a connection. If the connection has ended, returns the reason.
+    pub(crate) fn change(
+        &self,
+        token: u64,
+        change: impl FnOnce(&mut Peer, Time) -> Result<(), Refusal>,
+    ) -> Result<(), Error> {
+        let now = self.now();
+        let mut state = self.locked();
+        let changed = state.peers.get_mut(&token).map(|peer| change(peer, now));
+        let result = match changed {
+            Some(Ok(())) => Ok(()),
+            Some(Err(_)) | None => Err(Error::Ended(state.take_end(token))),
+        };
+        self.finish(&mut state, token);
+        result
+    }
+
+    /// Removes a listener or connection, with its events. Never waits.
+    fn release(&self, token: u64) {
+        let mut state = self.locked();
+        self.remove(&mut state, token);
+        self.finish(&mut state, token);
+    }
+
+    pub(crate) fn close(&self) {
+        let mut state = self.locked();
+        state.closed = true;
+        self.set_readable(&mut state);
+        self.wake(&state);
+    }
+
+    /// Returns the next event, or the next one of `token`; `None` if there is none within the limit.
+    pub(crate) fn next(
+        &self,
+        token: Option<u64>,
+        limit: Option<Duration>,
+    ) -> Result<Option<(u64, Happening)>, Error> {
+        let end = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let mut state = self.locked();
+        let mut ready = if state.has_waiter { Vec::new() } else { self.files.wait(NOW)? };
+        loop {
+            self.process(&mut state, &ready);
+            if let Some(found) = state.take(token) {
+                self.set_readable(&mut state);
+                return Ok(Some(found));
+            }
+            if state.closed {
+                return Err(Error::Closed);
+            }
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(None);
+            }
+            (state, ready) = self.sleep(state, left)?;
+        }
+    }
+
+    /// Waits until something may have happened, and returns the sockets to receive from.
+    fn sleep<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        limit: Option<Duration>,
+    ) -> Result<(MutexGuard<'a, State>, Vec<u64>), Error> {
+        if state.has_waiter {
+            let state = match limit {
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(limit) => {
+                    let waited = self.changed.wait_timeout(state, limit);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+            return Ok((state, Vec::new()));
+        }
+        state.has_waiter = true;
+        drop(state);
+        let ready = self.files.wait(limit);
+        let mut state = self.locked();
+        state.has_waiter = false;
+        // Another thread may wait next.
+        self.changed.notify_all();
+        Ok((state, ready?))
+    }
+
+    /// Wakes the threads that wait.
+    fn wake(&self, state: &State) {
+        if state.has_waiter {
+            self.files.wake();
+        }
+        self.changed.notify_all();
+    }
+
+    /// Receives from sockets, and handles expired timers.
+    fn process(&self, state: &mut State, ready: &[u64]) {
+        let now = self.now();
+        for &token in ready {
+            if state.listeners.contains_key(&token) {
+                self.accept(state, token);
+            } else {
+                self.receive(state, token, now);
+            }
+        }
+        while let Some(&(_, token)) = state.deadlines.first().filter(|(at, _)| *at <= now) {
+            self.expire(state, token, now);
+        }
+        self.set_timer(state);
+        self.set_readable(state);
+    }
+
+    fn receive(&self, state: &mut State, token: u64, now: Time) {
+        let Some(peer) = state.peers.get_mut(&token) else { return };
+        let mut events = Vec::new();
+        if !peer.receive(now, &self.port, &mut events) {
+            if let Some(socket) = &peer.socket {
+                self.files.remove(socket);
+            }
+            events.extend(peer.hang_up());
+        }
+        self.add_events(state, token, events);
+    }
+
+    fn expire(&self, state: &mut State, token: u64, now: Time) {
+        if let Some(listening) = state.listeners.get_mut(&token) {
+            listening.resume(&self.files, token);
+        }
+        let mut events = Vec::new();
+        if let Some(peer) = state.peers.get_mut(&token) {
+            while peer.expire(now, &self.port, &mut events) {}
+        }
+        self.add_events(state, token, events);
+    }
+
+    /// Queues events of a connection, and updates what depends on its stage.
+    fn add_events(&self, state: &mut State, token: u64, events: Vec<Happening>) {
+        let Some(peer) = state.peers.get(&token) else { return state.set_deadline(token, None) };
+        let (listener, stage) = (peer.listener(), peer.stage);
+        let (deadline, is_owned) = (peer.deadline(), peer.is_owned());
+        for event in events {
+            let is_request = matches!(event, Happening::Requested(_));
+            let of = listener.filter(|_| is_request).unwrap_or(token);
+            state.events.push_back((of, event));
+        }
+        if !stage.is_half_open() {
+            self.end_half_open(state, listener, token);
+        }
+        state.set_deadline(token, deadline);
+        if !is_owned && stage == peer::Stage::Over {
+            self.remove(state, token);
+        }
+    }
+
+    /// Completes a call that changed a connection or queued an event.
+    fn finish(&self, state: &mut State, token: u64) {
+        self.add_events(state, token, Vec::new());
+        self.set_timer(state);
+        self.set_readable(state);
+        if !state.events.is_empty() {
+            self.wake(state);
+        }
+    }
+
+    fn remove(&self, state: &mut State, token: u64) {
+        state.set_deadline(token, None);
+        if let Some(listening) = state.listeners.remove(&token) {
+            self.files.remove(listening.socket());
+            // Requests that the program has received stay, as do accepted ones.
+            for peer in listening.undecided() {
+                let is_queued = state.has_request(token, peer);
+                let is_silent = state.peers.get(&peer).is_some_and(|peer| !peer.is_owned());
+                if is_queued || is_silent {
+                    self.remove(state, peer);
+                }
+            }
+        }
+        if let Some(mut peer) = state.peers.remove(&token) {
+            peer.leave(self.now());
+            if let Some(socket) = &peer.socket {
+                self.files.remove(socket);
+            }
+            self.end_half_open(state, peer.listener(), token);
+        }
+        state.events.retain(|(of, _)| *of != token);
+    }
+
+    fn end_half_open(&self, state: &mut State, listener: Option<u64>, peer: u64) {
+        let found = listener.and_then(|token| Some((token, state.listeners.get_mut(&token)?)));
+        if let Some((token, listening)) = found {
+            listening.decided(&self.files, token, peer);
+        }
+    }
+
+    fn set_timer(&self, state: &State) {
+        let first = state.deadlines.first().map(|(at, _)| at.as_nanos());
+        let now = self.now().as_nanos();
+        self.files.set_timer(first.map(|at| Duration::from_nanos(at.saturating_sub(now))));
+    }
+
+    fn set_readable(&self, state: &mut State) {
+        let is_readable = state.closed || !state.events.is_empty();
+        if is_readable != state.is_readable {
+            state.is_readable = is_readable;
+            self.files.set_queued(is_readable);
+        }
+    }
+}
+
+const NOW: Option<Duration> = Some(Duration::ZERO);
+
+impl State {
+    fn take(&mut self, token: Option<u64>) -> Option<(u64, Happening)> {
+        match token {
+            None => self.events.pop_front(),
+            Some(token) => {
+                let place = self.events.iter().position(|(of, _)| *of == token)?;
+                self.events.remove(place)
+            }
+        }
+    }
+
+    /// Returns the reason that a connection has ended.
+    fn take_end(&mut self, token: u64) -> End {
+        let is_end =
+            |(of, event): &(u64, Happening)| *of == token && matches!(event, Happening::Ended(_));
+        let place = self.events.iter().position(is_end);
+        match place.and_then(|place| self.events.remove(place)) {
+            Some((_, Happening::Ended(end))) => end,
+            _ => End::PeerGone,
+        }
+    }
+
+    fn has_request(&self, listener: u64, peer: u64) -> bool {
+        self.events.iter().any(|(of, event)| match event {
+            Happening::Requested(requested) => *of == listener && requested.peer.get() == peer,
+            _ => false,
+        })
+    }
+
+    fn set_deadline(&mut self, token: u64, deadline: Option<Time>) {
+        let before = match deadline {
+            Some(deadline) => self.deadline_of.insert(token, deadline),
+            None => self.deadline_of.remove(&token),
+        };
+        if before != deadline {
+            self.deadlines.extend(deadline.map(|deadline| (deadline, token)));
+            if let Some(before) = before {
+                self.deadlines.remove(&(before, token));
+            }
+        }
+    }
+}
+
+impl AsFd for Engine {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.files.as_fd()
+    }
+}

@@ -1,0 +1,170 @@
+//! The errors of connecting, and the ends of connections.
+
+use std::io;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use rdma_mem::Mtu;
+use rdma_proto::cm::wire::Reason;
+
+/// The reason that a connection has ended, or was not established.
+///
+/// Private data has the length of its field in the message, padded with zeros, as in C.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum End {
+    /// The peer rejected the connection (`RDMA_CM_EVENT_REJECTED`). The private data has 148 bytes.
+    #[error("the peer rejected the connection: {reason}")]
+    Rejected {
+        /// The peer's reason. [`Reason::INVALID_SERVICE_ID`] means that the port has no listener, and
+        /// [`Reason::CONSUMER_DEFINED`] that the peer's program rejected the connection.
+        reason: Reason,
+        /// The peer's private data.
+        private_data: Vec<u8>,
+    },
+    /// This end refused the peer's reply.
+    #[error("this end refused the peer's reply: {reason}")]
+    Refused {
+        /// The reason that this end sent to the peer.
+        reason: Reason,
+    },
+    /// The peer did not answer in time (`RDMA_CM_EVENT_UNREACHABLE`).
+    #[error("the peer did not answer: check that its program calls `next` or `wait`")]
+    Unanswered,
+    /// The peer's process exited, or dropped its end before the connection was established.
+    #[error("the peer's process exited, or dropped its end")]
+    PeerGone,
+    /// Too many connections already wait for the listener.
+    #[error(
+        "too many connections wait for the listener: check that its program calls `incoming`, and retry"
+    )]
+    Busy,
+    /// A process of another user listens at the port.
+    #[error("a process of another user listens at the port: run both ends as the same user")]
+    OtherUser,
+    /// One end disconnected (`RDMA_CM_EVENT_DISCONNECTED`). The private data has at most 224 bytes. It is empty if the
+    /// peer's process exited.
+    #[error("the connection was disconnected")]
+    Disconnected {
+        /// The peer's private data.
+        private_data: Vec<u8>,
+    },
+}
+
+rdma_types::debug_messages!(enum End {
+    Rejected { reason, private_data }, Refused { reason }, Unanswered, PeerGone, Busy, OtherUser,
+    Disconnected { private_data },
+});
+
+/// An error of this crate.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use rdma_cm::Error;
+///
+/// let error = Error::TimedOut { limit: Duration::from_secs(2) };
+/// assert_eq!(error.to_string(), "no event arrived within 2s");
+/// ```
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The connection has ended, or was not established.
+    #[error(transparent)]
+    Ended(#[from] End),
+    /// No event arrived within the limit.
+    #[error("no event arrived within {limit:?}")]
+    TimedOut {
+        /// The limit that the caller passed.
+        limit: Duration,
+    },
+    /// The event channel was closed.
+    #[error("the event channel was closed: open another one")]
+    Closed,
+    /// The host name has no address, or is not `host:port`.
+    #[error("the address could not be resolved: {0}; pass `host:port`")]
+    Resolve(#[source] io::Error),
+    /// The address does not belong to this host.
+    #[error(
+        "{address} does not belong to this host, and the connection manager of `{device}` connects \
+         processes of one host: use the channels of rdma-channel between hosts"
+    )]
+    NotThisHost {
+        /// The address.
+        address: IpAddr,
+        /// The device.
+        device: String,
+    },
+    /// Another listener has the port.
+    #[error(
+        "port {port} of `{device}` has a listener already: use another port, or 0 for any free one"
+    )]
+    PortInUse {
+        /// The port.
+        port: u16,
+        /// The device.
+        device: String,
+    },
+    /// Private data is longer than its field in the message.
+    #[error("{length} bytes of private data do not fit into a {message}: pass at most {most}")]
+    PrivateData {
+        /// The message: `REQ`, `REP`, `REJ` or `DREQ`.
+        message: &'static str,
+        /// The length that was passed.
+        length: usize,
+        /// The maximum length.
+        most: usize,
+    },
+    /// The queue pair's MTU is smaller than the one that the peer requested. The peer was rejected.
+    #[error(
+        "the peer requested an MTU of {peer}, but the queue pair has {own}: build it without `mtu`"
+    )]
+    Mtu {
+        /// The MTU of this end's queue pair.
+        own: Mtu,
+        /// The peer's MTU.
+        peer: Mtu,
+    },
+    /// The queue pair sends datagrams, or has no address.
+    #[error("the queue pair cannot be connected: build one of type RC or UC on an active port")]
+    QueuePair,
+    /// A device or memory error.
+    #[error(transparent)]
+    Memory(#[from] rdma_mem::Error),
+    /// The queue pair could not be connected.
+    #[error(transparent)]
+    Connect(#[from] rdma_qp::Error),
+    /// The system refused a file or socket.
+    #[error(
+        "the connection manager cannot {tried}: {source}; the limit of open files may be reached (`ulimit -n`)"
+    )]
+    System {
+        /// The attempted action.
+        tried: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+rdma_types::debug_messages!(enum Error {
+    Ended(it), TimedOut { limit }, Closed, Resolve(it), NotThisHost { address, device },
+    PortInUse { port, device }, PrivateData { message, length, most }, Mtu { own, peer }, QueuePair,
+    Memory(it), Connect(it), System { tried, source },
+});
+
+impl Error {
+    /// Returns a conversion of system errors.
+    pub(crate) fn system(tried: &'static str) -> impl Fn(rustix::io::Errno) -> Self {
+        move |errno| Self::System { tried, source: errno.into() }
+    }
+}
+
+/// Checks the length of private data, which is limited by its message.
+pub(crate) fn check_private_data(
+    message: &'static str,
+    data: &[u8],
+    most: usize,
+) -> Result<(), Error> {
+    let length = data.len();
+    if length <= most { Ok(()) } else { Err(Error::PrivateData { message, length, most }) }
+}

@@ -1,0 +1,130 @@
+//! RDMA connections by address and port, as with rdma_cm.
+//!
+//! An active end resolves `host:port` and requests a connection, which a listener accepts or rejects. The queue pairs
+//! are made by `rdma-qp`; this crate exchanges what they need and moves them to their states.
+//!
+//! | step | active end | passive end |
+//! |---|---|---|
+//! | open a device's channel | [`EventChannel::open`] | [`EventChannel::open`] |
+//! | name the port | [`EventChannel::resolve`] gives [`Resolved`] | [`Listener::bind`] |
+//! | request | [`Resolved::connect`] gives [`Connecting`] | [`Listener::incoming`] gives [`ConnectionRequest`] |
+//! | accept | | [`ConnectionRequest::prepare`] gives [`Accepting`], [`Accepting::accept`] gives [`Accepted`] |
+//! | reject | | [`ConnectionRequest::reject`] |
+//! | confirm | [`Connecting::wait`] gives [`Replied`], [`Replied::establish`] a [`Connection`] | [`Accepted::wait`] gives a [`Connection`] |
+//! | disconnect | [`Connection::disconnect`] | [`Connection::wait`] |
+//!
+//! Each state is a type of its own, which each step consumes. So a program cannot use a connection before it is
+//! established or after it has ended. Dropping a state ends the connection, notifies the peer, and never waits for it.
+//!
+//! A program with one connection calls the `wait` methods. A program with many calls [`EventChannel::next`], and passes
+//! each [`Event`] to the `advance` method of the state with the event's [`IdToken`]. A program with an event loop polls
+//! the channel's [file](std::os::fd::AsFd).
+//!
+//! # Which ends can connect
+//!
+//! The two ends are in the same process, or in two processes of a user on one host and in one network namespace. They
+//! use the same device: soft0 and softib0 are shared by such processes, and so is a NIC. A device of
+//! `rdma_soft::Builder` that is not shared connects ends within its process. A port belongs to one device.
+//!
+//! The messages (MADs) of each connection pass through a socket. Its abstract name consists of the device's GUID, the
+//! port space (TCP) and the port. So the kernel keeps the port space, and frees a port when its process exits.
+//! If a process exits at any moment, the system closes its sockets, and its peers learn of it at once. A socket is used
+//! instead of packets to QP 1 because all processes of a device have the same address.
+//!
+//! Other hosts, the kernel's rdma_cm, datagram services (SIDR) and multicast are not supported.
+//!
+//! # Untrusted peers
+//!
+//! Only processes of the same user are connected. Private data and all other contents of messages are untrusted input.
+//! A listener has at most 128 connections that are not established, and a request costs no queue pair before
+//! [`ConnectionRequest::prepare`]. A process that connects its socket but requests nothing loses its place to others.
+//! As each connection has its own socket, its messages reach no other connection.
+//!
+//! # Examples
+//!
+//! A client and a server are two threads here. They share only the port.
+//! ```
+//! use std::time::Duration;
+//!
+//! use rdma_cm::{EventChannel, Listener};
+//! use rdma_qp::{CompletionQueue, PollSlot, ReceiveWorkRequest, SendWorkRequest, prelude::*};
+//!
+//! const LIMIT: Duration = Duration::from_secs(10);
+//!
+//! fn serve(channel: &EventChannel, listener: &Listener) -> Result<Vec<u8>, Box<dyn std::error::Error + Send + Sync>> {
+//!     let cq = CompletionQueue::create(channel.context(), 16)?;
+//!     let pd = channel.context().allocate_pd()?;
+//!     let mut region = pd.allocate_region(64)?;
+//!
+//!     let request = listener.incoming(LIMIT)?;
+//!     let queue_pair = pd.create_qp().send_cq(&cq).recv_cq(&cq).build()?;
+//!     let accepting = request.prepare(queue_pair)?;
+//!     let mut buffer = region.get_mut(0, 64).unwrap();
+//!     let mut elements = [buffer.scatter_element()];
+//!     // SAFETY: the region is not used before the receive has completed.
+//!     unsafe { accepting.queue_pair().post_receive(ReceiveWorkRequest::new(&mut elements), 1) }?;
+//!     let connection = accepting.accept(b"")?.wait(LIMIT)?;
+//!     let mut slots = [PollSlot::default()];
+//!     while cq.poll(&mut slots)?.next().is_none() {}
+//!     connection.wait(LIMIT)?;
+//!     Ok(region[..5].to_vec())
+//! }
+//!
+//! fn send(address: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//!     let channel = EventChannel::open(&rdma_mem::open_device("soft0")?)?;
+//!     let cq = CompletionQueue::create(channel.context(), 16)?;
+//!     let pd = channel.context().allocate_pd()?;
+//!     let mut region = pd.allocate_region(5)?;
+//!     region.copy_from_slice(b"hello");
+//!
+//!     let queue_pair = pd.create_qp().send_cq(&cq).recv_cq(&cq).build()?;
+//!     let connecting = channel.resolve(address)?.connect(queue_pair, b"")?;
+//!     let connection = connecting.wait(LIMIT)?.establish()?;
+//!     let data = [region.get_ref(0, 5).unwrap().gather_element()];
+//!     // SAFETY: the region is not used before the send has completed.
+//!     unsafe { connection.queue_pair().post_send(SendWorkRequest::new(&data), 1) }?;
+//!     let mut slots = [PollSlot::default()];
+//!     while cq.poll(&mut slots)?.next().is_none() {}
+//!     connection.disconnect(b"")?.wait(LIMIT)?;
+//!     Ok(())
+//! }
+//!
+//! rdma_soft::install();
+//! let channel = EventChannel::open(&rdma_mem::open_device("soft0")?)?;
+//! let listener = Listener::bind(&channel, "localhost:0")?;
+//! let address = format!("localhost:{}", listener.local_address().port());
+//! let client = std::thread::spawn(move || send(&address));
+//! assert_eq!(serve(&channel, &listener)?, b"hello");
+//! client.join().unwrap()?;
+//! # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+//! ```
+//!
+//! # Other crates
+//!
+//! Types of lower layers that occur in signatures here are re-exported.
+
+mod active;
+mod channel;
+mod connection;
+mod engine;
+mod error;
+mod event;
+mod listener;
+mod step;
+
+pub use active::{Connecting, Replied, Resolved};
+pub use channel::EventChannel;
+pub use connection::{Connection, Disconnecting, Ended};
+pub use error::{End, Error};
+pub use event::{Event, EventKind, IdToken};
+pub use listener::{Accepted, Accepting, ConnectionRequest, Listener};
+pub use step::Step;
+
+pub use rdma_mem::{Context, Error as MemoryError, Mtu};
+pub use rdma_proto::cm::wire::Reason;
+pub use rdma_qp::{Error as QueuePairError, PreparedQueuePair, QueuePair};
+
+/// Runs the example in the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,218 @@
+//! The passive end: listeners, and requests for connections.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use rdma_proto::cm::wire::{Reason, Rejection};
+use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairEndpoint};
+
+use crate::channel::{EventChannel, end_of};
+use crate::connection::Connection;
+use crate::engine::Handle;
+use crate::error::{End, Error, check_private_data};
+use crate::event::{Event, Happening, IdToken, Requested};
+use crate::step::Step;
+
+/// A port at which peers can request connections. Dropping it frees the port.
+///
+/// A listener has at most 128 connections that are not established; further ones wait. A request needs no queue pair
+/// until the program [prepares](ConnectionRequest::prepare) one.
+#[doc(alias = "rdma_listen")]
+#[derive(Debug)]
+pub struct Listener {
+    handle: Handle,
+    address: SocketAddr,
+}
+
+impl Listener {
+    /// Listens at an address of this host. The address 0.0.0.0 or `::` stands for all of them, and port 0 for a free
+    /// port.
+    ///
+    /// The listeners of a device have different ports, whatever their IP addresses are. The kernel frees the port when
+    /// the process exits.
+    ///
+    /// # Errors
+    /// [`Error::PortInUse`]; [`Error::Resolve`] and [`Error::NotThisHost`] for other addresses; [`Error::System`] if
+    /// the process cannot open another file.
+    #[doc(alias = "rdma_bind_addr")]
+    pub fn bind(channel: &EventChannel, address: impl ToSocketAddrs) -> Result<Self, Error> {
+        let mut address = channel.own_address(address)?;
+        let bound = Some(address.ip()).filter(|ip| !ip.is_unspecified());
+        let (handle, port) = channel.engine().listen(address.port(), bound)?;
+        address.set_port(port);
+        Ok(Self { handle, address })
+    }
+
+    /// Returns the identity that the listener's events have.
+    #[must_use]
+    pub const fn id(&self) -> IdToken {
+        self.handle.id()
+    }
+
+    /// Returns the address, with the port.
+    #[doc(alias = "rdma_get_src_port")]
+    #[must_use]
+    pub const fn local_address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Returns the request in an event of this listener.
+    ///
+    /// # Errors
+    /// Returns the event if it is not one of this listener.
+    pub fn request(&self, event: Event) -> Result<ConnectionRequest, Event> {
+        let Event { id, happening, request } = event;
+        match (happening, request) {
+            (Happening::Requested(requested), Some(handle)) if id == self.id() => {
+                let Requested { endpoint, private_data, .. } = requested;
+                Ok(ConnectionRequest { handle, endpoint, private_data })
+            }
+            (happening, request) => Err(Event { id, happening, request }),
+        }
+    }
+
+    /// Waits for the next request, for at most `limit`.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`] after the limit, which leaves the listener unchanged. [`Error::Closed`] once the channel is
+    /// closed.
+    #[doc(alias = "rdma_get_request")]
+    pub fn incoming(&self, limit: Duration) -> Result<ConnectionRequest, Error> {
+        let event = self.handle.wait(limit)?;
+        self.request(event).map_err(|_| End::PeerGone.into())
+    }
+}
+
+/// A peer's request for a connection. Dropping it rejects the request.
+#[derive(Debug)]
+#[must_use = "dropping it rejects the request"]
+pub struct ConnectionRequest {
+    handle: Handle,
+    endpoint: Box<QueuePairEndpoint>,
+    private_data: Vec<u8>,
+}
+
+impl ConnectionRequest {
+    /// The maximum length of the private data in a REJ.
+    pub const MAX_PRIVATE_DATA: usize = 148;
+
+    /// Returns the identity that the connection's events have.
+    #[must_use]
+    pub const fn id(&self) -> IdToken {
+        self.handle.id()
+    }
+
+    /// Returns the peer's private data, of 56 bytes: padded with zeros.
+    #[must_use]
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// Connects a queue pair to the peer's, through the states `INIT`, `RTR` and `RTS`.
+    ///
+    /// # Errors
+    /// [`Error::Mtu`] or [`Error::Connect`] if the queue pair does not match the peer's. After an error, the request is
+    /// rejected, and the queue pair is destroyed.
+    pub fn prepare(self, queue_pair: PreparedQueuePair) -> Result<Accepting, Error> {
+        let (own, peer) = (queue_pair.endpoint(), *self.endpoint);
+        if own.mtu() < peer.mtu() {
+            let rejection = Rejection::new(Reason::INVALID_MTU);
+            self.handle.change(|peer, now| peer.reject(now, &rejection))?;
+            return Err(Error::Mtu { own: own.mtu(), peer: peer.mtu() });
+        }
+        Ok(Accepting { queue_pair: queue_pair.handshake(peer)?, handle: self.handle, own })
+    }
+
+    /// Rejects the request, with at most 148 bytes of private data.
+    ///
+    /// # Errors
+    /// [`Error::PrivateData`] if there is too much of it; the request is then rejected without private data.
+    /// [`Error::Ended`] if the peer has withdrawn the request.
+    #[doc(alias = "rdma_reject")]
+    pub fn reject(self, private_data: &[u8]) -> Result<(), Error> {
+        check_private_data("REJ", private_data, Self::MAX_PRIVATE_DATA)?;
+        let rejection = Rejection { private_data, ..Rejection::new(Reason::CONSUMER_DEFINED) };
+        self.handle.change(|peer, now| peer.reject(now, &rejection))
+    }
+}
+
+/// A request with the queue pair that will be its end of the connection. Dropping it rejects the request.
+#[derive(Debug)]
+#[must_use = "dropping it rejects the request"]
+pub struct Accepting {
+    queue_pair: QueuePair,
+    handle: Handle,
+    own: QueuePairEndpoint,
+}
+
+impl Accepting {
+    /// The maximum length of the private data in a REP.
+    pub const MAX_PRIVATE_DATA: usize = 196;
+
+    /// Returns the queue pair. Receives that are posted before [`accept`](Self::accept) are ready for the peer's first
+    /// message.
+    #[must_use]
+    pub const fn queue_pair(&self) -> &QueuePair {
+        &self.queue_pair
+    }
+
+    /// Accepts the request, with at most 196 bytes of private data.
+    ///
+    /// # Errors
+    /// [`Error::PrivateData`] if there is too much of it. [`Error::Ended`] if the peer has withdrawn the request. After
+    /// an error, the queue pair is destroyed.
+    #[doc(alias = "rdma_accept")]
+    pub fn accept(self, private_data: &[u8]) -> Result<Accepted, Error> {
+        check_private_data("REP", private_data, Self::MAX_PRIVATE_DATA)?;
+        let Self { queue_pair, handle, own } = self;
+        handle.change(|peer, now| peer.accept(now, &own, private_data))?;
+        Ok(Accepted { queue_pair, handle })
+    }
+}
+
+/// An accepted connection, until the peer is ready. Dropping it rejects the connection.
+#[derive(Debug)]
+#[must_use = "dropping it rejects the connection"]
+pub struct Accepted {
+    queue_pair: QueuePair,
+    handle: Handle,
+}
+
+impl Accepted {
+    /// Returns the identity that the connection's events have.
+    #[must_use]
+    pub const fn id(&self) -> IdToken {
+        self.handle.id()
+    }
+
+    /// Returns the queue pair. It can receive, but must not send before the connection is established.
+    #[must_use]
+    pub const fn queue_pair(&self) -> &QueuePair {
+        &self.queue_pair
+    }
+
+    /// Processes an event.
+    pub fn advance(self, event: Event) -> Step<Self, Connection> {
+        match self.handle.take(event) {
+            Err(event) => Step::Same(self, event),
+            Ok(Happening::Established { .. }) => {
+                Step::Next(Connection::new(self.queue_pair, self.handle))
+            }
+            Ok(other) => Step::Failed(end_of(other).into()),
+        }
+    }
+
+    /// Waits until the peer is ready, for at most `limit`.
+    ///
+    /// # Errors
+    /// [`Error::Ended`] if the peer rejected the connection or ended. [`Error::TimedOut`] after the limit. After an
+    /// error, the connection is rejected, and the queue pair is destroyed.
+    pub fn wait(self, limit: Duration) -> Result<Connection, Error> {
+        let event = self.handle.wait(limit)?;
+        match self.advance(event) {
+            Step::Next(connection) => Ok(connection),
+            Step::Failed(error) => Err(error),
+            Step::Same(..) => Err(End::PeerGone.into()),
+        }
+    }
+}

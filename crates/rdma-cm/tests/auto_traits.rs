@@ -1,0 +1,34 @@
+//! The types that may move to other threads, and be used from them.
+
+use rdma_cm::{
+    Accepted, Accepting, Connecting, Connection, ConnectionRequest, Disconnecting, End, Ended,
+    Error, Event, EventChannel, EventKind, IdToken, Listener, Replied, Resolved, Step,
+};
+
+fn send_sync<T: Send + Sync>() {}
+fn error<T: std::error::Error + Send + Sync + 'static>() {}
+
+#[test]
+fn errors_go_to_any_thread() {
+    error::<End>();
+    error::<Error>();
+}
+
+#[test]
+fn channels_and_connections_go_to_any_thread() {
+    send_sync::<EventChannel>();
+    send_sync::<Event>();
+    send_sync::<EventKind>();
+    send_sync::<IdToken>();
+    send_sync::<Listener>();
+    send_sync::<ConnectionRequest>();
+    send_sync::<Accepting>();
+    send_sync::<Accepted>();
+    send_sync::<Resolved>();
+    send_sync::<Connecting>();
+    send_sync::<Replied>();
+    send_sync::<Connection>();
+    send_sync::<Disconnecting>();
+    send_sync::<Ended>();
+    send_sync::<Step<Connecting, Replied>>();
+}

@@ -1,0 +1,195 @@
+//! Connections that are established, used, and ended.
+
+use std::os::fd::AsFd;
+use std::thread;
+use std::time::Duration;
+
+use rdma_cm::{End, Error, EventKind, Step};
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::common::{LIMIT, Node, connect, open};
+
+fn disconnected(data: &[u8], length: usize) -> End {
+    let mut private_data = data.to_vec();
+    private_data.resize(length, 0);
+    End::Disconnected { private_data }
+}
+
+fn messages_pass_and_the_connection_ends(device: &str) {
+    let context = open(device);
+    let (mut client, mut server) = (Node::new(&context), Node::new(&context));
+    let listener = server.listen();
+    let resolved = client.channel.resolve(listener.local_address()).unwrap();
+    let connecting = resolved.connect(client.queue_pair(), b"hello").unwrap();
+
+    let request = listener.incoming(LIMIT).unwrap();
+    assert_eq!((request.private_data().len(), &request.private_data()[..6]), (56, &b"hello\0"[..]));
+    let accepting = request.prepare(server.queue_pair()).unwrap();
+    server.post_receive(accepting.queue_pair());
+    let accepted = accepting.accept(b"welcome").unwrap();
+
+    let replied = connecting.wait(LIMIT).unwrap();
+    assert_eq!(
+        (replied.private_data().len(), &replied.private_data()[..8]),
+        (196, &b"welcome\0"[..])
+    );
+    client.post_receive(replied.queue_pair());
+    let active = replied.establish().unwrap();
+    let passive = accepted.wait(LIMIT).unwrap();
+
+    client.send(active.queue_pair(), b"ping");
+    assert_eq!(server.received(4), b"ping");
+    server.send(passive.queue_pair(), b"pong");
+    assert_eq!(client.received(4), b"pong");
+
+    let disconnecting = passive.disconnect(b"bye").unwrap();
+    assert_eq!(active.wait(LIMIT).unwrap(), disconnected(b"bye", 220));
+    let ended = disconnecting.wait(LIMIT).unwrap();
+    assert_eq!(*ended.end(), disconnected(b"", 224));
+}
+
+#[test]
+fn messages_pass_on_ethernet() {
+    messages_pass_and_the_connection_ends("soft0");
+}
+
+#[test]
+fn messages_pass_on_infiniband() {
+    messages_pass_and_the_connection_ends("softib0");
+}
+
+#[test]
+fn one_channel_serves_many_connections_by_events() {
+    let context = open("soft0");
+    let node = Node::new(&context);
+    let listener = node.listen();
+    let resolved = node.channel.resolve(listener.local_address()).unwrap();
+    let mut connecting: Vec<_> =
+        (0..20).map(|n| resolved.connect(node.queue_pair(), &[n]).unwrap()).collect();
+    let (mut accepted, mut active, mut passive) = (Vec::new(), Vec::new(), Vec::new());
+    while passive.len() < 20 {
+        let event = node.channel.next(Some(LIMIT)).unwrap().unwrap();
+        match event.kind() {
+            EventKind::ConnectRequest => {
+                let request = listener.request(event).unwrap();
+                let answer = [request.private_data()[0]];
+                let accepting = request.prepare(node.queue_pair()).unwrap();
+                accepted.push(accepting.accept(&answer).unwrap());
+            }
+            EventKind::ConnectResponse => {
+                let place = connecting.iter().position(|it| it.id() == event.id()).unwrap();
+                let Step::Next(replied) = connecting.remove(place).advance(event) else {
+                    panic!("a reply")
+                };
+                active.push(replied.establish().unwrap());
+            }
+            EventKind::Established => {
+                let place = accepted.iter().position(|it| it.id() == event.id()).unwrap();
+                let Step::Next(connection) = accepted.remove(place).advance(event) else {
+                    panic!("an established connection")
+                };
+                passive.push(connection);
+            }
+            _ => panic!("{event:?}"),
+        }
+    }
+    assert_eq!((active.len(), connecting.len(), accepted.len()), (20, 0, 0));
+    drop(active);
+    for connection in passive {
+        assert_eq!(connection.wait(LIMIT).unwrap(), disconnected(b"", 220));
+    }
+}
+
+#[test]
+fn an_event_of_another_connection_changes_nothing() {
+    let context = open("soft0");
+    let (client, server) = (Node::new(&context), Node::new(&context));
+    let listener = server.listen();
+    let (first, _first_peer) = connect(&client, &server, &listener);
+    let (second, second_peer) = connect(&client, &server, &listener);
+    drop(second_peer);
+    let event = client.channel.next(Some(LIMIT)).unwrap().unwrap();
+    let Step::Same(first, event) = first.advance(event) else { panic!("an unchanged connection") };
+    let event = listener.request(event).unwrap_err();
+    assert!(matches!(second.advance(event), Step::Next(_)));
+    assert!(matches!(first.wait(Duration::ZERO), Err(Error::TimedOut { .. })));
+    assert_eq!(first.queue_pair().state().unwrap(), rdma_qp::QpState::RTS);
+}
+
+#[test]
+fn both_ends_disconnect_at_once() {
+    let context = open("soft0");
+    let (client, server) = (Node::new(&context), Node::new(&context));
+    let listener = server.listen();
+    let (active, passive) = connect(&client, &server, &listener);
+    let (one, other) = (active.disconnect(b"1").unwrap(), passive.disconnect(b"2").unwrap());
+    assert_eq!(*one.wait(LIMIT).unwrap().end(), disconnected(b"2", 220));
+    assert!(matches!(other.wait(LIMIT).unwrap().end(), End::Disconnected { .. }));
+}
+
+#[test]
+fn the_file_is_readable_exactly_while_an_event_waits() {
+    let context = open("soft0");
+    let (client, server) = (Node::new(&context), Node::new(&context));
+    let listener = server.listen();
+    let readable = |limit: &rustix::event::Timespec| {
+        let file = server.channel.as_fd();
+        poll(&mut [PollFd::new(&file, PollFlags::IN)], Some(limit)).unwrap() == 1
+    };
+    let now = rustix::event::Timespec::default();
+    assert!(!readable(&now));
+    let resolved = client.channel.resolve(listener.local_address()).unwrap();
+    let connecting = [(); 2].map(|()| resolved.connect(client.queue_pair(), b"").unwrap());
+    assert!(readable(&LIMIT.try_into().unwrap()));
+    let first = server.channel.next(Some(Duration::ZERO)).unwrap().unwrap();
+    assert!(readable(&now), "the second request");
+    let second = server.channel.next(Some(Duration::ZERO)).unwrap().unwrap();
+    assert!(!readable(&now));
+    assert!(server.channel.next(Some(Duration::ZERO)).unwrap().is_none());
+    drop((first, second));
+    for connecting in connecting {
+        let Err(Error::Ended(End::Rejected { reason, .. })) = connecting.wait(LIMIT) else {
+            panic!("a rejection")
+        };
+        assert_eq!(reason, rdma_cm::Reason::CONSUMER_DEFINED);
+    }
+}
+
+#[test]
+fn threads_that_wait_for_their_connections_each_get_their_event() {
+    let context = open("soft0");
+    let (client, server) = (Node::new(&context), Node::new(&context));
+    let listener = server.listen();
+    let pairs: Vec<_> = (0..8).map(|_| connect(&client, &server, &listener)).collect();
+    let (active, passive): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+    thread::scope(|threads| {
+        let waits: Vec<_> = active
+            .into_iter()
+            .map(|connection| threads.spawn(move || connection.wait(LIMIT).unwrap()))
+            .collect();
+        let disconnecting: Vec<_> = (0_u8..)
+            .zip(passive)
+            .map(|(n, connection)| connection.disconnect(&[n]).unwrap())
+            .collect();
+        for (n, wait) in (0_u8..).zip(waits) {
+            assert_eq!(wait.join().unwrap(), disconnected(&[n], 220));
+        }
+        drop(disconnecting);
+    });
+}
+
+#[test]
+fn closing_a_channel_wakes_the_threads_that_wait() {
+    let context = open("soft0");
+    let (client, server) = (Node::new(&context), Node::new(&context));
+    let listener = server.listen();
+    let (active, _passive) = connect(&client, &server, &listener);
+    thread::scope(|threads| {
+        let any = threads.spawn(|| client.channel.next(None).map(|_| ()));
+        let one = threads.spawn(|| active.wait(LIMIT));
+        client.channel.close();
+        assert!(matches!(any.join().unwrap(), Err(Error::Closed)));
+        assert!(matches!(one.join().unwrap(), Err(Error::Closed)));
+    });
+    assert!(matches!(client.channel.next(None), Err(Error::Closed)));
+}

@@ -1,0 +1,6 @@
+//! Connections on the software devices.
+#![allow(clippy::unwrap_used, clippy::panic)] // A failing helper fails its test.
+
+mod common;
+mod connecting;
+mod refusals;
