@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
+use std::process;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use rdma_proto::cm::Manager;
@@ -19,8 +20,8 @@ use super::{Engine, NEXT, State};
 const ACCEPTS: u32 = 16;
 /// The delay before a listener accepts again after the process had no free file.
 const RETRY: Duration = Duration::from_millis(100);
-/// The ports that 0 stands for, as in Linux by default.
-const FREE: std::ops::RangeInclusive<u16> = 32_768..=60_999;
+/// The first of the ports that 0 stands for, and their number, as in Linux by default.
+const FREE: (u16, u16) = (32_768, 28_232);
 
 pub(super) struct Listening {
     socket: OwnedFd,
@@ -36,13 +37,22 @@ pub(super) fn bind(device: Guid, port: u16) -> Result<(OwnedFd, u16)> {
     if port != 0 {
         return Ok((listen_at(device, port)?, port));
     }
-    for port in FREE {
+    let (first, count) = FREE;
+    for _ in 0..count {
+        let port = first + next_turn() % count;
         match listen_at(device, port) {
             Err(Errno::ADDRINUSE) => {}
             result => return Ok((result?, port)),
         }
     }
     Err(Errno::ADDRINUSE)
+}
+
+/// Returns consecutive numbers. Each process begins at another one, so a port is not reused soon after it was freed.
+fn next_turn() -> u16 {
+    static TURNS: AtomicU16 = AtomicU16::new(0);
+    let [low, high, ..] = process::id().wrapping_mul(40_503).to_le_bytes();
+    u16::from_le_bytes([low, high]).wrapping_add(TURNS.fetch_add(1, Ordering::Relaxed))
 }
 
 impl Listening {

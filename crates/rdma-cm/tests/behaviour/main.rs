@@ -3,4 +3,6 @@
 
 mod common;
 mod connecting;
+mod hostile;
+mod processes;
 mod refusals;

@@ -1,0 +1,237 @@
+//! Processes that do not follow the protocol.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rdma_cm::{Connecting, End, Error, Listener};
+use rdma_mem::Context;
+use rdma_proto::cm::wire::{MAD_LEN, Mad, Message, Offer, Path, Req};
+use rdma_proto::cm::{CommId, IpCmHeader, PortSpace};
+use rdma_types::{Gid, Lid, Mtu, Qpn};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind,
+    connect, listen, recv, send, socket_with,
+};
+
+use crate::common::{LIMIT, Node, open};
+
+/// The greatest number of half-open connections of a listener.
+const HALF_OPEN: usize = 128;
+
+fn socket() -> OwnedFd {
+    let flags = SocketFlags::CLOEXEC;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+}
+
+fn name(context: &Context, port: u16) -> SocketAddrUnix {
+    let (guid, service) = (context.device().guid(), PortSpace::Tcp.service_id(port));
+    SocketAddrUnix::new_abstract_name(format!("rdma-cm/1/{guid}/{service}").as_bytes()).unwrap()
+}
+
+/// A server, and the names that its enemies use.
+struct Target {
+    server: Node,
+    listener: Listener,
+}
+
+impl Target {
+    fn new() -> Self {
+        let server = Node::new(&open("soft0"));
+        let listener = server.listen();
+        Self { server, listener }
+    }
+
+    fn port(&self) -> u16 {
+        self.listener.local_address().port()
+    }
+
+    fn enemy(&self) -> OwnedFd {
+        let socket = socket();
+        connect(&socket, &name(self.server.channel.context(), self.port())).unwrap();
+        socket
+    }
+
+    fn gid(&self) -> Gid {
+        self.server.channel.context().gid_table().unwrap()[0].gid
+    }
+
+    /// Processes what has arrived, which must be nothing for the program.
+    fn ignore(&self) {
+        assert!(self.server.channel.next(Some(Duration::ZERO)).unwrap().is_none());
+    }
+
+    fn honest_client(&self, client: &Node) -> Connecting {
+        let resolved = client.channel.resolve(self.listener.local_address()).unwrap();
+        resolved.connect(client.queue_pair(), b"").unwrap()
+    }
+
+    /// Checks that a client can still connect.
+    fn serves(&self) {
+        let client = Node::new(self.server.channel.context());
+        let connecting = self.honest_client(&client);
+        let accepting = self.listener.incoming(LIMIT).unwrap();
+        let accepted = accepting.prepare(self.server.queue_pair()).unwrap().accept(b"").unwrap();
+        let _active = connecting.wait(LIMIT).unwrap().establish().unwrap();
+        drop(accepted.wait(LIMIT).unwrap());
+    }
+
+    /// Returns a REQ that is correct, except that nothing has its queue pair.
+    fn req(&self, change: impl FnOnce(&mut Offer<'_>)) -> [u8; MAD_LEN] {
+        let mut private_data = [0; IpCmHeader::LEN];
+        let ip = [127, 0, 0, 1].into();
+        IpCmHeader::new(ip, ip, 0).unwrap().emit(&mut private_data);
+        let [local_lid, remote_lid] = [Lid::new(0xffff); 2];
+        let [local_gid, remote_gid] = [self.gid(); 2];
+        let mut offer = Offer {
+            service_id: PortSpace::Tcp.service_id(self.port()),
+            qpn: Qpn::masked(0x77),
+            mtu_code: Mtu::MTU1024.code(),
+            primary: Path { local_lid, remote_lid, local_gid, remote_gid, ..Path::default() },
+            private_data: &private_data,
+            ..Offer::default()
+        };
+        change(&mut offer);
+        let req = Req { local_id: CommId::new(1), ca_guid: 1.into(), offer };
+        Mad { tid: 1, message: Message::Req(req) }.emit().unwrap()
+    }
+}
+
+fn send_to(socket: &OwnedFd, bytes: &[u8]) {
+    assert_eq!(send(socket, bytes, SendFlags::NOSIGNAL).unwrap(), bytes.len());
+}
+
+#[test]
+fn sockets_that_send_nothing_do_not_keep_clients_out() {
+    let target = Target::new();
+    let mut enemies = Vec::new();
+    for _ in 0..2 * HALF_OPEN {
+        enemies.push(target.enemy());
+        target.ignore();
+    }
+    // The oldest ones were closed.
+    assert_eq!(recv(&enemies[0], &mut [0_u8], RecvFlags::empty()).unwrap().0, 0);
+    target.serves();
+}
+
+#[test]
+fn a_listener_has_128_undecided_requests() {
+    let target = Target::new();
+    let client = Node::new(target.server.channel.context());
+    let connecting: Vec<_> = (0..=HALF_OPEN)
+        .map(|_| {
+            let connecting = target.honest_client(&client);
+            // Queues the request.
+            let _ = target.server.channel.next(Some(Duration::ZERO));
+            connecting
+        })
+        .collect();
+    drop(connecting);
+    target.serves();
+
+    let connecting: Vec<_> = (0..=HALF_OPEN).map(|_| target.honest_client(&client)).collect();
+    let next = |limit| target.listener.incoming(limit);
+    let mut requests: Vec<_> = (0..HALF_OPEN).map(|_| next(LIMIT).unwrap()).collect();
+    assert!(matches!(next(Duration::ZERO), Err(Error::TimedOut { .. })));
+    requests.pop().unwrap().reject(b"").unwrap();
+    requests.push(next(LIMIT).unwrap());
+    drop((requests, connecting));
+    target.serves();
+}
+
+#[test]
+fn bytes_that_are_no_message_are_ignored() {
+    let target = Target::new();
+    let enemy = target.enemy();
+    let mut random = fastrand::Rng::with_seed(41);
+    for length in [1, 24, 255, 256, 257, 4096] {
+        for _ in 0..20 {
+            let mut bytes = vec![0; length];
+            random.fill(&mut bytes);
+            send_to(&enemy, &bytes);
+            target.ignore();
+        }
+    }
+    for _ in 0..500 {
+        let mut req = target.req(|_| ());
+        req[random.usize(..24)] = random.u8(..);
+        // A request that is still valid ends with its event, so each has its own socket.
+        send_to(&target.enemy(), &req);
+        let _ = target.server.channel.next(Some(Duration::ZERO)).unwrap();
+    }
+    target.serves();
+}
+
+#[test]
+fn requests_from_elsewhere_are_dropped() {
+    let target = Target::new();
+    let other: Gid = "::ffff:192.0.2.1".parse().unwrap();
+    let enemy = target.enemy();
+    for change in [
+        |offer: &mut Offer<'_>, gid| offer.primary.local_gid = gid,
+        |offer: &mut Offer<'_>, _| offer.primary.local_lid = Lid::new(1),
+    ] {
+        send_to(&enemy, &target.req(|offer| change(offer, other)));
+        target.ignore();
+    }
+    assert!(recv(&enemy, &mut [0_u8], RecvFlags::DONTWAIT).is_err(), "no answer");
+    target.serves();
+}
+
+#[test]
+fn invalid_requests_are_rejected() {
+    let target = Target::new();
+    let changes: [fn(&mut Offer<'_>); 4] = [
+        |offer| offer.private_data = &[],
+        |offer| offer.mtu_code = 0,
+        |offer| offer.service_id = PortSpace::Tcp.service_id(1),
+        |offer| offer.service_id = PortSpace::Ib.service_id(1),
+    ];
+    for change in changes {
+        let enemy = target.enemy();
+        send_to(&enemy, &target.req(change));
+        target.ignore();
+        let mut mad = [0_u8; MAD_LEN];
+        recv(&enemy, &mut mad, RecvFlags::DONTWAIT).unwrap();
+        assert!(matches!(Mad::parse(&mad).unwrap().message, Message::Rej(_)));
+    }
+    target.serves();
+}
+
+#[test]
+fn a_socket_has_one_request() {
+    let target = Target::new();
+    let enemy = target.enemy();
+    send_to(&enemy, &target.req(|_| ()));
+    let request = target.listener.incoming(LIMIT).unwrap();
+    for id in 1..4 {
+        let mut second = target.req(|_| ());
+        second[27] = id;
+        send_to(&enemy, &second);
+    }
+    target.ignore();
+    drop(request);
+    target.serves();
+}
+
+#[test]
+fn a_listener_that_answers_nonsense_is_no_peer() {
+    let client = Node::new(&open("soft0"));
+    let context = client.channel.context();
+    let fake = socket();
+    let port = Target::new().port();
+    bind(&fake, &name(context, port)).unwrap();
+    listen(&fake, 1).unwrap();
+    let resolved = client.channel.resolve(("127.0.0.1", port)).unwrap();
+    let connecting = resolved.connect(client.queue_pair(), b"").unwrap();
+    let peer = accept(&fake).unwrap();
+    let mut random = fastrand::Rng::with_seed(7);
+    for _ in 0..20 {
+        let mut bytes = [0; MAD_LEN];
+        random.fill(&mut bytes);
+        send_to(&peer, &bytes);
+    }
+    assert!(client.channel.next(Some(Duration::ZERO)).unwrap().is_none());
+    drop(peer);
+    let Err(Error::Ended(end)) = connecting.wait(LIMIT) else { panic!("an end") };
+    assert_eq!(end, End::PeerGone);
+}
