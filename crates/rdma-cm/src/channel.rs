@@ -25,6 +25,9 @@ use crate::event::{Event, Happening, IdToken};
 /// in a `wait` method. So a program waits, or polls the channel's [file](AsFd), as long as it has connections.
 /// Otherwise, its peers do not learn that it has received a message, and give up after about a minute.
 ///
+/// A forked child cannot use the channel and its connections: calls return [`Error::Memory`]. Dropping them in the child
+/// does nothing. But a peer learns that the parent has exited only once the child has exited, or executed a program.
+///
 /// # Examples
 /// ```
 /// use std::time::Duration;

@@ -92,6 +92,11 @@ impl Engine {
         &self.port.context
     }
 
+    /// Returns an error in a child that was forked after the channel was opened.
+    fn check_process(&self) -> Result<(), Error> {
+        Ok(self.context().check_process().map_err(rdma_mem::Error::from)?)
+    }
+
     fn now(&self) -> Time {
         Time::default().after(self.start.elapsed())
     }
@@ -110,6 +115,7 @@ impl Engine {
         port: u16,
         bound: Option<IpAddr>,
     ) -> Result<(Handle, u16), Error> {
+        self.check_process()?;
         let device = self.context().device();
         let (socket, port) = listening::bind(device.guid(), port).map_err(|errno| match errno {
             Errno::ADDRINUSE => Error::PortInUse { port, device: device.name().to_owned() },
@@ -125,6 +131,7 @@ impl Engine {
 
     /// Requests a connection to a port. An event follows, even if no listener has the port.
     pub(crate) fn connect(self: &Arc<Self>, port: u16, request: Request) -> Result<Handle, Error> {
+        self.check_process()?;
         let token = NEXT.fetch_add(1, Ordering::Relaxed);
         let handle = self.handle(token);
         let failed = match socket::connect_to(self.context().device().guid(), port) {
@@ -157,6 +164,7 @@ impl Engine {
         token: u64,
         change: impl FnOnce(&mut Peer, Time) -> Result<(), Refusal>,
     ) -> Result<(), Error> {
+        self.check_process()?;
         let now = self.now();
         let mut state = self.locked();
         let changed = state.peers.get_mut(&token).map(|peer| change(peer, now));
@@ -168,14 +176,21 @@ impl Engine {
         result
     }
 
-    /// Removes a listener or connection, with its events. Never waits.
+    /// Removes a listener or connection, with its events. Never waits. Does nothing in a forked child: the connection
+    /// belongs to the parent.
     fn release(&self, token: u64) {
+        if self.check_process().is_err() {
+            return;
+        }
         let mut state = self.locked();
         self.remove(&mut state, token);
         self.finish(&mut state, token);
     }
 
     pub(crate) fn close(&self) {
+        if self.check_process().is_err() {
+            return;
+        }
         let mut state = self.locked();
         state.closed = true;
         self.set_readable(&mut state);
@@ -188,6 +203,7 @@ impl Engine {
         token: Option<u64>,
         limit: Option<Duration>,
     ) -> Result<Option<(u64, Happening)>, Error> {
+        self.check_process()?;
         let end = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut state = self.locked();
         let mut ready = if state.has_waiter { Vec::new() } else { self.files.wait(NOW)? };

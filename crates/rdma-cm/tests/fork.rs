@@ -1,0 +1,45 @@
+//! Forking children during connections.
+#![allow(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::panic)] // A failing helper fails its test.
+
+use std::time::Duration;
+
+use rdma_cm::{End, Error};
+
+#[path = "behaviour/common.rs"]
+#[allow(dead_code)] // `behaviour` uses all of it
+mod common;
+
+use common::{LIMIT, Node, connect, open};
+
+#[test]
+fn a_forked_child_cannot_touch_connections_and_its_end_changes_nothing() {
+    let context = open("soft0");
+    let (client, server) = (Node::new(&context), Node::new(&context));
+    let listener = server.listen();
+    let (active, passive) = connect(&client, &server, &listener);
+    // SAFETY: SAFETY.md F15: the child waits for no other thread, and ends below.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "no child");
+    if pid == 0 {
+        // SAFETY: SAFETY.md F15: it ends a child that hangs.
+        unsafe { libc::alarm(120) };
+        let forked = |error| matches!(error, Error::Memory(rdma_mem::Error::Forked(_)));
+        let next = client.channel.next(Some(Duration::ZERO)).err().is_some_and(forked);
+        let wait = active.wait(Duration::ZERO).err().is_some_and(forked);
+        let listen = listener.incoming(Duration::ZERO).err().is_some_and(forked);
+        drop((active, passive, listener));
+        client.channel.close();
+        // SAFETY: SAFETY.md F15: nothing else runs in this child.
+        unsafe { libc::_exit(i32::from(!(next && wait && listen))) };
+    }
+    let mut status = 0;
+    // SAFETY: SAFETY.md F15: it waits for the child, and `status` is alive.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0, "a call in the child did not fail");
+
+    assert!(matches!(active.wait(Duration::ZERO), Err(Error::TimedOut { .. })));
+    drop(passive);
+    assert!(matches!(active.wait(LIMIT).unwrap(), End::Disconnected { .. }));
+    drop(connect(&client, &server, &listener));
+}
