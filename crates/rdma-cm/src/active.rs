@@ -1,6 +1,6 @@
 //! The active end: the one that requests the connection.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,13 +56,8 @@ impl Resolved {
         private_data: &[u8],
     ) -> Result<Connecting, Error> {
         check_private_data("REQ", private_data, Self::MAX_PRIVATE_DATA)?;
-        let ip = match self.address.ip() {
-            IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::from([127, 0, 0, 1]),
-            ip => ip,
-        };
-        let port = self.address.port();
-        let request = Request::new(queue_pair.endpoint(), ip, port, private_data)?;
-        Ok(Connecting { queue_pair, handle: self.engine.connect(port, request)? })
+        let request = Request::new(queue_pair.endpoint(), self.address, private_data)?;
+        Ok(Connecting { queue_pair, handle: self.engine.connect(self.address.port(), request)? })
     }
 }
 

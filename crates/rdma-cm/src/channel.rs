@@ -1,6 +1,6 @@
 //! The channel on which events arrive.
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,7 +80,12 @@ impl EventChannel {
     #[doc(alias = "rdma_resolve_route")]
     #[doc(alias = "rdma_getaddrinfo")]
     pub fn resolve(&self, address: impl ToSocketAddrs) -> Result<Resolved, Error> {
-        let address = self.own_address(address)?;
+        let mut address = self.own_address(address)?;
+        match address.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+            IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+            _ => {}
+        }
         Ok(Resolved::new(&self.engine, address))
     }
 
@@ -110,7 +115,8 @@ impl EventChannel {
     /// Returns the first address of a name that belongs to this host.
     pub(crate) fn own_address(&self, address: impl ToSocketAddrs) -> Result<SocketAddr, Error> {
         let mut first = None;
-        for address in address.to_socket_addrs().map_err(Error::Resolve)? {
+        for mut address in address.to_socket_addrs().map_err(Error::Resolve)? {
+            address.set_ip(address.ip().to_canonical());
             if self.is_own(address.ip()) {
                 return Ok(address);
             }
@@ -123,7 +129,6 @@ impl EventChannel {
 
     /// Returns true if an address leads to this host: through an interface, or as a GID of the device.
     fn is_own(&self, ip: IpAddr) -> bool {
-        let ip = ip.to_canonical();
         let gid = match ip {
             IpAddr::V4(ip) => Gid::from_ipv4(ip),
             IpAddr::V6(ip) => Gid::from_bytes(ip.octets()),

@@ -61,7 +61,7 @@ impl Connection {
     }
 
     /// Disconnects, with at most 220 bytes of private data. The queue pair is moved to the error state, and its
-    /// outstanding requests are flushed.
+    /// outstanding requests are flushed. An event follows, also if the peer has disconnected before.
     ///
     /// # Errors
     /// [`Error::PrivateData`] if there is too much of it. [`Error::Connect`] if the device does not change the queue
@@ -71,13 +71,8 @@ impl Connection {
         check_private_data("DREQ", private_data, Self::MAX_PRIVATE_DATA)?;
         let Self { queue_pair, handle } = self;
         queue_pair.to_error()?;
-        let sent = handle.change(|peer, now| peer.disconnect(now, private_data));
-        let end = match sent {
-            Err(Error::Ended(end)) => Some(end),
-            Err(error) => return Err(error),
-            Ok(()) => None,
-        };
-        Ok(Disconnecting { queue_pair, handle, end })
+        handle.engine.disconnect(handle.token, private_data)?;
+        Ok(Disconnecting { queue_pair, handle })
     }
 }
 
@@ -86,8 +81,6 @@ impl Connection {
 pub struct Disconnecting {
     queue_pair: QueuePair,
     handle: Handle,
-    /// The reason, if the peer had ended the connection before.
-    end: Option<End>,
 }
 
 impl Disconnecting {
@@ -104,8 +97,6 @@ impl Disconnecting {
     }
 
     /// Processes an event. This never returns [`Step::Failed`].
-    ///
-    /// If the peer had disconnected before, no event follows; [`wait`](Self::wait) then returns at once.
     pub fn advance(self, event: Event) -> Step<Self, Ended> {
         match self.handle.take(event) {
             Err(event) => Step::Same(self, event),
@@ -120,10 +111,7 @@ impl Disconnecting {
     /// # Errors
     /// [`Error::TimedOut`] after the limit; the queue pair is then destroyed.
     pub fn wait(self, limit: Duration) -> Result<Ended, Error> {
-        let end = match self.end {
-            Some(end) => end,
-            None => end_of(self.handle.wait(limit)?.happening),
-        };
+        let end = end_of(self.handle.wait(limit)?.happening);
         Ok(Ended { queue_pair: self.queue_pair, end })
     }
 }

@@ -176,6 +176,21 @@ impl Engine {
         result
     }
 
+    /// Disconnects. Exactly one event follows, even if the connection has ended before.
+    pub(crate) fn disconnect(&self, token: u64, private_data: &[u8]) -> Result<(), Error> {
+        self.check_process()?;
+        let now = self.now();
+        let mut state = self.locked();
+        let peer = state.peers.get_mut(&token);
+        let is_sent = peer.is_some_and(|peer| peer.disconnect(now, private_data).is_ok());
+        if !is_sent && state.place_of_end(token).is_none() {
+            let end = End::Disconnected { private_data: Vec::new() };
+            state.events.push_back((token, Happening::Ended(end)));
+        }
+        self.finish(&mut state, token);
+        Ok(())
+    }
+
     /// Removes a listener or connection, with its events. Never waits. Does nothing in a forked child: the connection
     /// belongs to the parent.
     fn release(&self, token: u64) {
@@ -385,12 +400,15 @@ impl State {
         }
     }
 
-    /// Returns the reason that a connection has ended.
-    fn take_end(&mut self, token: u64) -> End {
+    fn place_of_end(&self, token: u64) -> Option<usize> {
         let is_end =
             |(of, event): &(u64, Happening)| *of == token && matches!(event, Happening::Ended(_));
-        let place = self.events.iter().position(is_end);
-        match place.and_then(|place| self.events.remove(place)) {
+        self.events.iter().position(is_end)
+    }
+
+    /// Returns the reason that a connection has ended.
+    fn take_end(&mut self, token: u64) -> End {
+        match self.place_of_end(token).and_then(|place| self.events.remove(place)) {
             Some((_, Happening::Ended(end))) => end,
             _ => End::PeerGone,
         }

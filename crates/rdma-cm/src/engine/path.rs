@@ -1,6 +1,6 @@
 //! Queue pairs and paths in messages.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use rdma_mem::{Context, GidType, LinkLayer};
 use rdma_proto::cm::wire::{Answer, Offer, Path, Timeout, Transport};
@@ -59,16 +59,16 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Creates the request of a queue pair. Both ends have the IP address `ip`, as they are on one host.
+    /// Creates the request of a queue pair. Both ends have the IP address of `to`, as they are on one host.
     pub(crate) fn new(
         endpoint: QueuePairEndpoint,
-        ip: IpAddr,
-        port: u16,
+        to: SocketAddr,
         private_data: &[u8],
     ) -> Result<Self, Error> {
         let is_connected = matches!(endpoint.qp_type(), QueuePairType::RC | QueuePairType::UC);
         let (address, gid_type) =
             address_of(&endpoint).filter(|_| is_connected).ok_or(Error::QueuePair)?;
+        let (ip, port) = (to.ip(), to.port());
         let mut data = vec![0; IpCmHeader::LEN];
         if let (Some(header), Some(place)) = (IpCmHeader::new(ip, ip, 0), data.first_chunk_mut()) {
             header.emit(place);

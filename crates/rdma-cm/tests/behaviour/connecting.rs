@@ -128,6 +128,20 @@ fn both_ends_disconnect_at_once() {
 }
 
 #[test]
+fn one_event_follows_a_late_disconnect() {
+    let context = open("soft0");
+    let (client, server) = (Node::new(&context), Node::new(&context));
+    let listener = server.listen();
+    let (active, passive) = connect(&client, &server, &listener);
+    drop(passive);
+    assert_eq!(active.wait(LIMIT).unwrap(), disconnected(b"", 220));
+    let disconnecting = active.disconnect(b"").unwrap();
+    let event = client.channel.next(Some(LIMIT)).unwrap().unwrap();
+    assert!(matches!(disconnecting.advance(event), Step::Next(_)));
+    assert!(client.channel.next(Some(Duration::ZERO)).unwrap().is_none());
+}
+
+#[test]
 fn the_file_is_readable_exactly_while_an_event_waits() {
     let context = open("soft0");
     let (client, server) = (Node::new(&context), Node::new(&context));
