@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use rdma_cm::{Connecting, End, Error, Listener};
 use rdma_mem::Context;
-use rdma_proto::cm::wire::{MAD_LEN, Mad, Message, Offer, Path, Req};
+use rdma_proto::cm::wire::{
+    MAD_LEN, Mad, Message, Offer, Path, Reason, Rej, Rejection, Req, Subject,
+};
 use rdma_proto::cm::{CommId, IpCmHeader, PortSpace};
-use rdma_types::{Gid, Lid, Mtu, Qpn};
+use rdma_types::{Gid, Guid, Lid, Mtu, Qpn};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind,
     connect, listen, recv, send, socket_with,
@@ -91,7 +93,7 @@ impl Target {
             ..Offer::default()
         };
         change(&mut offer);
-        let req = Req { local_id: CommId::new(1), ca_guid: 1.into(), offer };
+        let req = Req { local_id: CommId::new(1), ca_guid: Guid::from_u64(1), offer };
         Mad { tid: 1, message: Message::Req(req) }.emit().unwrap()
     }
 }
@@ -203,11 +205,17 @@ fn a_socket_has_one_request() {
     let enemy = target.enemy();
     send_to(&enemy, &target.req(|_| ()));
     let request = target.listener.incoming(LIMIT).unwrap();
-    for id in 1..4 {
-        let mut second = target.req(|_| ());
-        second[27] = id;
-        send_to(&enemy, &second);
-    }
+    send_to(&enemy, &target.req(|offer| offer.qpn = Qpn::masked(0x78)));
+    target.ignore();
+    // After the first request is withdrawn, the socket still has no second one.
+    let guid = Guid::from_u64(1).to_bytes();
+    let rejection = Rejection { info: &guid, ..Rejection::new(Reason::TIMEOUT) };
+    let (local_id, remote_id, subject) = (CommId::new(1), CommId::NONE, Subject::Req);
+    let rej = Message::Rej(Rej { local_id, remote_id, subject, rejection });
+    send_to(&enemy, &Mad { tid: 1, message: rej }.emit().unwrap());
+    send_to(&enemy, &target.req(|_| ()));
+    let event = target.server.channel.next(Some(LIMIT)).unwrap().unwrap();
+    assert_eq!((event.id(), event.end()), (request.id(), Some(&End::PeerGone)));
     target.ignore();
     drop(request);
     target.serves();
