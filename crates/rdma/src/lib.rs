@@ -39,6 +39,10 @@
 //! | [`qp`] | queue pairs, completion queues, work requests, completions | `rdma-qp` |
 //! | [`channel`] | connected endpoints whose operations keep their memory alive and always end | `rdma-channel` |
 #![cfg_attr(
+    feature = "cm",
+    doc = "| [`cm`] | connections by address and port, as with rdma_cm, between the processes of a host | `rdma-cm` |"
+)]
+#![cfg_attr(
     feature = "soft",
     doc = "| [`soft`] | the software devices, and devices that a program configures itself | `rdma-soft` |"
 )]
@@ -83,6 +87,7 @@
 //! # Features
 //!
 //! - `async`: operations as futures that own their memory, on tokio (`rdma-async`, as the module `aio`).
+//! - `cm` (on by default): connections by address and port (`rdma-cm`, as the module `cm`).
 //! - `soft` (on by default): the software devices. Without this feature, `rdma-soft` is not built.
 //! - `serde`: serialisation of endpoints, remote regions and the numeric types of RDMA.
 
@@ -91,6 +96,8 @@
 #[cfg(feature = "async")]
 pub mod aio;
 pub mod channel;
+#[cfg(feature = "cm")]
+pub mod cm;
 pub mod device;
 pub mod memory;
 pub mod prelude;

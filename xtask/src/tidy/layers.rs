@@ -43,7 +43,15 @@ const LAYERS: &[Layer] = &[
     layer("rdma-tonic", &["rdma-async"], false),
     layer(
         "rdma",
-        &["rdma-types", "rdma-soft", "rdma-mem", "rdma-qp", "rdma-channel", "rdma-async"],
+        &[
+            "rdma-types",
+            "rdma-soft",
+            "rdma-mem",
+            "rdma-qp",
+            "rdma-cm",
+            "rdma-channel",
+            "rdma-async",
+        ],
         false,
     ),
 ];

@@ -3,19 +3,21 @@
 
 use std::collections::BTreeSet;
 
-const FACADE: [&str; 6] = [
+const FACADE: [&str; 7] = [
     include_str!("../../src/aio.rs"),
     include_str!("../../src/channel.rs"),
+    include_str!("../../src/cm.rs"),
     include_str!("../../src/device.rs"),
     include_str!("../../src/memory.rs"),
     include_str!("../../src/qp.rs"),
     include_str!("../../src/soft.rs"),
 ];
 
-const LAYERS: [(&str, &str); 6] = [
+const LAYERS: [(&str, &str); 7] = [
     ("rdma-types", include_str!("../../../rdma-types/src/lib.rs")),
     ("rdma-mem", include_str!("../../../rdma-mem/src/lib.rs")),
     ("rdma-qp", include_str!("../../../rdma-qp/src/lib.rs")),
+    ("rdma-cm", include_str!("../../../rdma-cm/src/lib.rs")),
     ("rdma-channel", include_str!("../../../rdma-channel/src/lib.rs")),
     ("rdma-async", include_str!("../../../rdma-async/src/lib.rs")),
     ("rdma-soft", include_str!("../../../rdma-soft/src/lib.rs")),

@@ -1,0 +1,31 @@
+//! Connections by address and port, as with rdma_cm, between the processes of a host.
+//!
+//! [`Listener`] and [`EventChannel::resolve`] begin the two ends.
+//! ```
+//! # if cfg!(feature = "soft") {
+//! use std::time::Duration;
+//! use rdma::cm::{EventChannel, Listener};
+//! use rdma::prelude::*;
+//! use rdma::qp::CompletionQueue;
+//!
+//! let context = open_device("soft0")?;
+//! let (cq, pd) = (CompletionQueue::create(&context, 16)?, context.allocate_pd()?);
+//! let prepare = || pd.create_qp().send_cq(&cq).recv_cq(&cq).build();
+//! let limit = Duration::from_secs(10);
+//!
+//! let channel = EventChannel::open(&context)?;
+//! let listener = Listener::bind(&channel, "localhost:0")?;
+//! let connecting = channel.resolve(listener.local_address())?.connect(prepare()?, b"")?;
+//! let accepted = listener.incoming(limit)?.prepare(prepare()?)?.accept(b"")?;
+//! let here = connecting.wait(limit)?.establish()?;
+//! let there = accepted.wait(limit)?;
+//! # drop((here, there));
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+pub use rdma_cm::{
+    Accepted, Accepting, Connecting, Connection, ConnectionRequest, Disconnecting, End, Ended,
+    Error, Event, EventChannel, EventKind, IdToken, Listener, QueuePairError, Reason, Replied,
+    Resolved, Step,
+};
