@@ -87,7 +87,7 @@
 //! # Features
 //!
 //! - `async`: operations as futures that own their memory, on tokio (`rdma-async`, as the module `aio`).
-//! - `cm` (on by default): connections by address and port (`rdma-cm`, as the module `cm`).
+//! - `cm`: connections by address and port (`rdma-cm`, as the module `cm`).
 //! - `soft` (on by default): the software devices. Without this feature, `rdma-soft` is not built.
 //! - `serde`: serialisation of endpoints, remote regions and the numeric types of RDMA.
 
