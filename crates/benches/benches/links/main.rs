@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo bench -p benches --bench links
-//! cargo bench -p benches --bench links -- trips  # or `waits`, `wakes`, `writes`, `mapped`; `soft0`, `udp`; `peers`
+//! cargo bench -p benches --bench links -- trips  # or `waits`, `wakes`, `writes`, `sends`, `mapped`; `soft0`, `udp`; `peers`
 //! ```
 //!
 //! Two processes, this program twice, poll without a pause. Only in `wakes` and in the READs of `waits`, the second one
@@ -16,6 +16,7 @@
 mod latency;
 mod mapped;
 mod peers;
+mod streams;
 
 use std::env;
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
@@ -58,6 +59,8 @@ const BYTES: usize = 256 << 20;
 /// The size of one write to a socket.
 const CHUNK: usize = 64 << 10;
 const LARGEST: usize = 1 << 20;
+/// The number of requests that a queue accepts.
+const QUEUE: usize = 64;
 
 fn main() -> ExitCode {
     if peers::serve() {
@@ -157,12 +160,16 @@ enum Work {
     RawBytes,
     /// Writes of that many bytes in one direction.
     Writes(usize),
+    /// Messages of that many bytes in one direction.
+    Sends(usize),
     Waits(Waits),
     Mapped(Mapped),
     End,
 }
 
-/// The numbers of [`Waits`] begin here. Smaller numbers are other work, or the length of writes.
+/// The numbers of [`Work::Sends`] begin here. Smaller numbers are other work, or the length of writes.
+const SENDS: u64 = 1 << 28;
+/// The numbers of [`Waits`] begin here.
 const WAITS: u64 = 1 << 32;
 /// The numbers of [`Mapped`] begin here.
 const MAPPED: u64 = 1 << 40;
@@ -178,6 +185,7 @@ impl Work {
             Self::Wakes => 5,
             Self::PacketTrips => 6,
             Self::Writes(length) => length as u64,
+            Self::Sends(length) => SENDS + length as u64,
             Self::Waits(Waits::Sends) => WAITS,
             Self::Waits(Waits::UnreliableSends) => WAITS + 1,
             Self::Waits(Waits::Writes) => WAITS + 2,
@@ -196,7 +204,8 @@ impl Work {
             4 => Self::RawWakes,
             5 => Self::Wakes,
             6 => Self::PacketTrips,
-            length if length < WAITS => Self::Writes(usize::try_from(length).unwrap()),
+            length if length < SENDS => Self::Writes(usize::try_from(length).unwrap()),
+            number if number < WAITS => Self::Sends(usize::try_from(number - SENDS).unwrap()),
             number if number >= MAPPED => Self::Mapped(Mapped::from_number(number - MAPPED)),
             number => Self::Waits(match number - WAITS {
                 0 => Waits::Sends,
@@ -279,7 +288,8 @@ impl Ends {
             let device = Builder::new("links-udp").gids([]).listen(place.to_string());
             device.install().unwrap().name()
         });
-        let size = Size { send_wr: 64, receive_wr: 64, ..Size::default() };
+        let depth = u32::try_from(QUEUE).unwrap();
+        let size = Size { send_wr: depth, receive_wr: depth, ..Size::default() };
         let side = Side::new(device, &size, 256);
         let memory = side.pd.register(LARGEST, ALL_ACCESS).mapped();
         let own = side.endpoint();
@@ -357,6 +367,7 @@ impl Ends {
                 // This process sleeps meanwhile, and takes no part in the writes.
                 Work::Wakes => self.meet(),
                 Work::Writes(_) => self.poll_until_met(),
+                Work::Sends(length) => self.receive_all(length),
                 Work::Waits(waits) => self.wait_for(waits, false),
                 Work::Mapped(mapped) => self.run_mapped(mapped, false),
                 Work::End => return,
@@ -375,7 +386,8 @@ impl Ends {
             Work::RawBytes => self.send_chunks(),
             Work::RawWakes => self.raw_wakes(true),
             Work::Wakes => self.wake(),
-            Work::Writes(length) => self.write(length),
+            Work::Writes(length) => self.write_all(length),
+            Work::Sends(length) => self.send_all(length),
             Work::Waits(waits) => self.wait_for(waits, true),
             Work::Mapped(mapped) => self.run_mapped(mapped, true),
             Work::End => {}
@@ -385,7 +397,7 @@ impl Ends {
 
     fn measure(&self) {
         let all = !env::args().any(|argument| {
-            matches!(&*argument, "trips" | "waits" | "wakes" | "writes" | "mapped")
+            matches!(&*argument, "trips" | "waits" | "wakes" | "writes" | "sends" | "mapped")
         });
         let has = |rows: &str| all || env::args().any(|argument| argument == rows);
         if has("trips") {
@@ -399,6 +411,9 @@ impl Ends {
         }
         if has("writes") {
             self.measure_writes();
+        }
+        if has("sends") {
+            self.measure_sends();
         }
         if has("mapped") && self.packets.is_none() {
             self.measure_mapped();
@@ -426,21 +441,6 @@ impl Ends {
         println!("eventfd                      {raw:>8.0}");
         let name = if self.datagrams.is_some() { "UDP" } else { "soft0" };
         println!("WRITE of 8 bytes on {name:<9}{own:>8.0}   {:.2}", own / raw);
-    }
-
-    fn measure_writes(&self) {
-        let speed = |time: Duration| BYTES as f64 / time.as_secs_f64() / 1e9;
-        println!("one direction                    GB/s   ratio");
-        for length in [CHUNK, LARGEST] {
-            if self.datagrams.is_some() {
-                let [own] = self.medians([Work::Writes(length)]).map(speed);
-                println!("WRITE of {:>4} KiB on UDP     {own:>8.2}", length >> 10);
-                continue;
-            }
-            let [raw, own] = self.medians([Work::RawBytes, Work::Writes(length)]).map(speed);
-            println!("socket, 64 KiB               {raw:>8.2}");
-            println!("WRITE of {:>4} KiB on soft0   {own:>8.2}   {:.2}", length >> 10, own / raw);
-        }
     }
 
     /// Returns the median of each kind of work, with rounds in turn.
@@ -536,43 +536,6 @@ impl Ends {
                 }
             }
         }
-    }
-
-    fn send_chunks(&self) {
-        let chunk = vec![7; CHUNK];
-        for _ in 0..BYTES / CHUNK {
-            spin(|| send(&self.socket, &chunk, SendFlags::DONTWAIT));
-        }
-        assert_eq!(spin(|| recv(&self.socket, &mut [0], RecvFlags::DONTWAIT).map(|got| got.0)), 1);
-    }
-
-    fn take_chunks(&self) {
-        let mut chunk = vec![0; CHUNK];
-        for _ in 0..BYTES / CHUNK {
-            spin(|| recv(&self.socket, &mut chunk, RecvFlags::DONTWAIT).map(|got| got.0));
-        }
-        send(&self.socket, &[1], SendFlags::empty()).unwrap();
-    }
-
-    /// Keeps writes of 1 MiB in total in flight, but at least two writes.
-    fn write(&self, length: usize) {
-        let (address, key) = self.remote;
-        let (all, most) = (BYTES / length, (LARGEST / length).max(2));
-        let (mut posted, mut done) = (0, 0);
-        while done < all {
-            while posted < all && posted - done < most {
-                let from = if length == LARGEST { 0 } else { posted % most * length };
-                let sge = [self.memory.sge(from, length)];
-                let wr = Wr::write(0, &sge, &self.memory, 0);
-                self.side.qp.post(&wr.remote(address + from as u64, key));
-                posted += 1;
-            }
-            for wc in self.side.send_cq.try_poll::<16>().unwrap() {
-                assert_eq!(wc.status, rdma_sys::ibv_wc_status::IBV_WC_SUCCESS);
-                done += 1;
-            }
-        }
-        self.meet();
     }
 }
 

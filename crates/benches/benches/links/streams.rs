@@ -1,0 +1,107 @@
+//! Requests in one direction, beside the bytes of a socket.
+
+use std::time::Duration;
+
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use test_support::rig::post::Wr;
+
+use super::{BYTES, CHUNK, Ends, LARGEST, QUEUE, Work, spin};
+
+impl Ends {
+    pub(crate) fn measure_writes(&self) {
+        let speed = |time: Duration| BYTES as f64 / time.as_secs_f64() / 1e9;
+        println!("one direction                    GB/s   ratio");
+        for length in [CHUNK, LARGEST] {
+            if self.datagrams.is_some() {
+                let [own] = self.medians([Work::Writes(length)]).map(speed);
+                println!("WRITE of {:>4} KiB on UDP     {own:>8.2}", length >> 10);
+                continue;
+            }
+            let [raw, own] = self.medians([Work::RawBytes, Work::Writes(length)]).map(speed);
+            println!("socket, 64 KiB               {raw:>8.2}");
+            println!("WRITE of {:>4} KiB on soft0   {own:>8.2}   {:.2}", length >> 10, own / raw);
+        }
+    }
+
+    pub(crate) fn measure_sends(&self) {
+        let speed = |time: Duration| BYTES as f64 / time.as_secs_f64() / 1e9;
+        println!("one direction                    GB/s");
+        for length in [8 << 10, CHUNK, LARGEST] {
+            let [own] = self.medians([Work::Sends(length)]).map(speed);
+            let name = if self.datagrams.is_some() { "UDP" } else { "soft0" };
+            println!("SEND of {:>4} KiB on {name:<9}{own:>8.2}", length >> 10);
+        }
+    }
+
+    pub(crate) fn send_chunks(&self) {
+        let chunk = vec![7; CHUNK];
+        for _ in 0..BYTES / CHUNK {
+            spin(|| send(&self.socket, &chunk, SendFlags::DONTWAIT));
+        }
+        assert_eq!(spin(|| recv(&self.socket, &mut [0], RecvFlags::DONTWAIT).map(|got| got.0)), 1);
+    }
+
+    pub(crate) fn take_chunks(&self) {
+        let mut chunk = vec![0; CHUNK];
+        for _ in 0..BYTES / CHUNK {
+            spin(|| recv(&self.socket, &mut chunk, RecvFlags::DONTWAIT).map(|got| got.0));
+        }
+        send(&self.socket, &[1], SendFlags::empty()).unwrap();
+    }
+
+    pub(crate) fn write_all(&self, length: usize) {
+        let (address, key) = self.remote;
+        self.stream(length, |from, length| {
+            let sge = [self.memory.sge(from, length)];
+            let wr = Wr::write(0, &sge, &self.memory, 0);
+            self.side.qp.post(&wr.remote(address + from as u64, key));
+        });
+    }
+
+    pub(crate) fn send_all(&self, length: usize) {
+        self.meet();
+        self.stream(length, |from, length| {
+            self.side.qp.post(&Wr::send(0, &[self.memory.sge(from, length)]));
+        });
+    }
+
+    /// Keeps requests of 1 MiB in total in flight, but at least two requests, and at most as many as fit the queue.
+    fn stream(&self, length: usize, post: impl Fn(usize, usize)) {
+        let (all, most) = (BYTES / length, (LARGEST / length).clamp(2, QUEUE));
+        let (mut posted, mut done) = (0, 0);
+        while done < all {
+            while posted < all && posted - done < most {
+                post(if length == LARGEST { 0 } else { posted % most * length }, length);
+                posted += 1;
+            }
+            for wc in self.side.send_cq.try_poll::<16>().unwrap() {
+                assert_eq!(wc.status, rdma_sys::ibv_wc_status::IBV_WC_SUCCESS);
+                done += 1;
+            }
+        }
+        self.meet();
+    }
+
+    /// Receives what [`send_all`](Self::send_all) sends.
+    pub(crate) fn receive_all(&self, length: usize) {
+        let (all, slots) = (BYTES / length, LARGEST / length);
+        let post = |n: usize| {
+            let sge = [self.memory.sge(n % slots * length, length)];
+            self.side.qp.post_receive(n as u64, &sge);
+        };
+        // Receives are posted before anything is sent.
+        (0..QUEUE).for_each(post);
+        self.meet();
+        let mut received = 0;
+        while received < all {
+            for wc in self.side.receive_cq.try_poll::<16>().unwrap() {
+                assert_eq!(wc.status, rdma_sys::ibv_wc_status::IBV_WC_SUCCESS);
+                received += 1;
+                if received + QUEUE <= all {
+                    post(received);
+                }
+            }
+        }
+        self.poll_until_met();
+    }
+}
