@@ -23,15 +23,33 @@ const SO_PASSRIGHTS: c_int = 83;
 
 /// All open descriptors. The lock is held while a descriptor is opened or closed, and while the process forks.
 static OPEN: spin::Mutex<Open> =
-    spin::Mutex::new(Open { own: Vec::new(), foreign: Vec::new(), path: None, forks: 0 });
+    spin::Mutex::new(Open { own: Own(Vec::new()), foreign: Vec::new(), path: None, forks: 0 });
 
 struct Open {
-    own: Vec<RawFd>,
+    own: Own,
     foreign: Vec<RawFd>,
     /// The descriptor that replaces a foreign file. It names a folder, so closing it does nothing.
     path: Option<Arc<Descriptor>>,
     /// The number of threads that are about to fork.
     forks: u32,
+}
+
+/// The descriptors that the device has opened: for each number, whether it is one of them.
+struct Own(Vec<bool>);
+
+impl Own {
+    fn set(&mut self, fd: RawFd, is_open: bool) {
+        let Ok(place) = usize::try_from(fd) else { return };
+        if place >= self.0.len() {
+            self.0.resize(place + 1, false);
+        }
+        self.0[place] = is_open;
+    }
+
+    /// Removes and returns all descriptors.
+    fn drain(&mut self) -> impl Iterator<Item = RawFd> {
+        (0..).zip(&mut self.0).filter_map(|(fd, is_open)| std::mem::take(is_open).then_some(fd))
+    }
 }
 
 impl Open {
@@ -64,9 +82,8 @@ impl Descriptor {
     /// Opens a descriptor by calling `open`.
     pub(crate) fn open(open: impl FnOnce() -> Result<OwnedFd>) -> Result<Self> {
         let all = &mut Open::lock().own;
-        all.reserve(1);
         let fd = open()?.into_raw_fd();
-        all.push(fd);
+        all.set(fd, true);
         Ok(Self { fd, opened_by: Process::current(), holds_files: AtomicBool::new(false) })
     }
 
@@ -157,7 +174,7 @@ impl Drop for Descriptor {
             });
         }
         let mut open = OPEN.lock();
-        open.own.retain(|&fd| fd != self.fd);
+        open.own.set(self.fd, false);
         // SAFETY: SAFETY.md F15: the descriptor is open, this value owns it, and nothing else uses it when the value is
         // dropped.
         drop(unsafe { OwnedFd::from_raw_fd(self.fd) });
@@ -277,7 +294,7 @@ extern "C" fn in_child() {
     in_parent();
     let open = &mut *OPEN.lock();
     open.forks = 0;
-    for fd in open.own.drain(..).chain(open.foreign.drain(..)) {
+    for fd in open.own.drain().chain(open.foreign.drain(..)) {
         // SAFETY: SAFETY.md F15: this is the child's copy of the descriptor. Nothing in the child uses it, because
         // `get` returns it only in the parent.
         unsafe { libc::close(fd) };

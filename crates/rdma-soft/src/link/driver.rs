@@ -81,7 +81,8 @@ pub(super) trait Watched: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// Receives all messages that have arrived so far, and waits until they are executed. The caller holds no lock.
+    /// Receives all messages that have arrived so far. Other threads may still execute some of them. The caller holds no
+    /// lock.
     fn read_all(self: Arc<Self>) {}
 
     /// Handles the exit of the other process.

@@ -452,8 +452,17 @@ impl Watched for Inlet {
     }
 
     fn read_all(self: Arc<Self>) {
-        // The ring itself may not have been received yet.
-        self.readable.store(true, Ordering::Release);
+        match self.ring.get() {
+            // The ring itself may be on the connection.
+            None => self.readable.store(true, Ordering::Release),
+            // After any thread that reads has passed its messages to the inbox, there is nothing to do.
+            Some(ring) => {
+                let _reading = locked_for_calls(&self.reading);
+                if !ring.has_arrived() {
+                    return;
+                }
+            }
+        }
         // The number of turns is bounded, because the process may send endlessly.
         for _ in 0..MOST_TURNS {
             let more = Arc::clone(&self).run();
