@@ -182,7 +182,7 @@ counters! {
     /// Malformed messages from other processes (each closes the connection), and UDP datagrams that are not packets.
     malformed: messages, "garbage_words_harm_only_their_own_connection";
     /// Connections from other processes that were closed at once, because of their user or a limit. At most 64 are
-    /// accepted from one process. In all, at most 2,048 are accepted, or half of the process's limit on open files if
+    /// accepted from one process. In all, at most 8,192 are accepted, or half of the process's limit on open files if
     /// that is less.
     refused_connections: connections, "endless_connections_get_only_their_share";
     /// System calls that copied memory which may have been unmapped since its registration.

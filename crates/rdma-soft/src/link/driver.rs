@@ -27,8 +27,8 @@ mod serve;
 mod watch;
 mod yield_timer;
 
-/// The maximum number of sockets of a fabric.
-pub(super) const MOST: usize = 4096;
+/// The maximum number of sockets of a fabric: two for each slot of two devices, `soft0` and `softib0`.
+pub(super) const MOST: usize = 16_384;
 /// The maximum number of events that one `epoll_wait` call fetches.
 const EVENTS: usize = 32;
 /// The maximum time that [`Driver::drain_at_exit`] delays the exit of the process.
