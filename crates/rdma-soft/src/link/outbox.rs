@@ -1,10 +1,12 @@
 //! Bursts that wait for a link or for the receiving device, and the buffers for their payloads.
 
 use std::collections::VecDeque;
-use std::sync::Weak;
+use std::sync::{Mutex, Weak};
 
 use super::task_queue::TaskQueue;
+use crate::engine::wire::letter::BURST_BYTES;
 use crate::fabric::run_queue::Task;
+use crate::sync::locked;
 
 /// The size limits of an outbox.
 #[derive(Debug)]
@@ -81,6 +83,11 @@ impl<T> Outbox<T> {
     pub(super) fn keep(&mut self, buffer: Box<[u8]>) {
         if self.spare.len() < self.sizes.spare && buffer.len() == self.sizes.buffer {
             self.spare.push(buffer);
+        } else if buffer.len() == BURST_BYTES {
+            let mut common = locked(&COMMON);
+            if common.len() < MOST_COMMON {
+                common.push(buffer);
+            }
         }
     }
 
@@ -91,7 +98,14 @@ impl<T> Outbox<T> {
     }
 }
 
-/// Creates a buffer. Callers hold none of the outbox's locks, since this allocates memory.
+/// Returns a buffer that is in no outbox. Callers hold none of the outbox's locks, since this may allocate memory.
 pub(super) fn new_buffer(bytes: usize) -> Box<[u8]> {
-    vec![0; bytes].into_boxed_slice()
+    let common = if bytes == BURST_BYTES { locked(&COMMON).pop() } else { None };
+    common.unwrap_or_else(|| vec![0; bytes].into_boxed_slice())
 }
+
+/// Unused buffers of [`BURST_BYTES`] bytes that their outboxes do not keep. With many peers, these are in use by turns,
+/// and memory that is freed and allocated again costs a page fault for each page.
+static COMMON: Mutex<Vec<Box<[u8]>>> = Mutex::new(Vec::new());
+/// The maximum number of these buffers, which have 16 MiB in all.
+const MOST_COMMON: usize = 256;

@@ -12,7 +12,7 @@ use crate::link::outbox::{Outbox, Sizes};
 use crate::link::task_queue::TaskQueue;
 
 /// Sizes for the bursts of connections. Datagrams use buffers of the same outbox.
-const CONNECTIONS: Sizes = Sizes { bursts: 64, spare: 16, buffer: BURST_BYTES };
+const CONNECTIONS: Sizes = Sizes { bursts: 64, spare: 4, buffer: BURST_BYTES };
 /// The maximum number of bytes in waiting datagrams, including their headers.
 pub(super) const DATAGRAM_BYTES: usize = 1 << 20;
 /// While at least this many datagrams wait, each new datagram is moved to a buffer of exactly its size.
