@@ -5,7 +5,7 @@
 //! its users.
 
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
@@ -18,7 +18,11 @@ use tokio::time::{Instant, advance, sleep_until};
 ///
 /// Time advances only when all tasks wait. Then the next event of the network happens, or the next
 /// timer of tokio expires, whichever is earlier. Completion channels are real files, which the runtime
-/// checks between two events. It waits for real time only while a blocking task runs.
+/// checks between two events.
+///
+/// Blocking tasks (`spawn_blocking`) run one at a time when all other tasks wait. Until they end,
+/// nothing else runs and no time passes, so they do not make runs differ. A blocking task must not wait
+/// for another task.
 #[derive(Clone, Debug)]
 pub struct Clock(Arc<State>);
 
@@ -30,18 +34,36 @@ struct State {
     begin: Duration,
     /// tokio's time at the start.
     start: OnceLock<Instant>,
-    /// The moment that the driver awaits.
-    driver: Mutex<Option<(When, Waker)>>,
+    /// Wakes the driver when all other tasks wait, if the clock then differs from this one.
+    driver: Mutex<Option<(Option<Moment>, Waker)>>,
     /// The tasks that sleep, with the time at which they wake.
     sleepers: Mutex<Vec<(Duration, Waker)>>,
+    threads: Threads,
 }
 
+/// The facts that decide how the driver advances the time. All times are measured from the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum When {
-    /// All other tasks wait.
-    Idle,
-    /// A timer of tokio has expired, or a blocking task has ended.
-    Unparked,
+struct Moment {
+    now: Duration,
+    /// The time of the network's next event.
+    event: Option<Duration>,
+    /// The earliest time at which a task wakes.
+    sleeper: Option<Duration>,
+}
+
+/// The threads of blocking tasks. They wait until the runtime lets them run, and end when they have
+/// no further task.
+#[derive(Debug, Default)]
+struct Threads {
+    state: Mutex<ThreadsState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct ThreadsState {
+    /// The number of threads that have not ended.
+    count: usize,
+    may_run: bool,
 }
 
 impl Clock {
@@ -54,6 +76,7 @@ impl Clock {
             start: OnceLock::new(),
             driver: Mutex::default(),
             sleepers: Mutex::default(),
+            threads: Threads::default(),
         }))
     }
 
@@ -68,17 +91,22 @@ impl Clock {
     /// Panics if the runtime cannot be built, or if this is called within a runtime.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         let state = &self.0;
-        let (parks, unparks) = (Arc::clone(state), Arc::clone(state));
+        let [names, starts, stops, parks, unparks] = [(); 5].map(|()| Arc::clone(state));
         let runtime = Builder::new_current_thread()
             .enable_all()
             .start_paused(true)
-            .on_thread_park(move || parks.wake(When::Idle))
-            .on_thread_unpark(move || {
-                unparks.follow();
-                unparks.wake(When::Unparked);
-            })
+            .max_blocking_threads(1)
+            .thread_keep_alive(Duration::ZERO)
+            // The runtime names a thread before `spawn_blocking` returns.
+            .thread_name_fn(move || names.threads.create())
+            .on_thread_start(move || starts.threads.start())
+            .on_thread_stop(move || stops.threads.stop())
+            .on_thread_park(move || parks.park())
+            .on_thread_unpark(move || unparks.follow())
             .build()
             .expect("a runtime");
+        // Dropping the runtime waits for its threads.
+        let released = Released(&state.threads);
         state.network.set_steps_on_arming(false);
         let output = runtime.block_on(async {
             let start = *state.start.get_or_init(Instant::now);
@@ -87,6 +115,7 @@ impl Clock {
             driver.abort();
             output
         });
+        drop(released);
         // Drops the tasks that are left, while the runtime still has its clock.
         drop(runtime);
         // The wakers refer to the runtime, whose hooks refer to the state.
@@ -129,23 +158,34 @@ impl State {
         }
     }
 
-    /// Wakes the driver if it waits for this.
-    fn wake(&self, when: When) {
-        let woken = locked(&self.driver).take_if(|(for_when, _)| *for_when == when);
+    /// Returns what the driver must know to advance the time.
+    fn moment(&self) -> Moment {
+        let event = self.network.next_event().map(|at| at.saturating_sub(self.begin));
+        Moment { now: self.elapsed(), event, sleeper: self.next_sleeper() }
+    }
+
+    /// Runs the blocking tasks, or wakes the driver. Called when no task can continue.
+    fn park(&self) {
+        // The end of a blocking task may have woken tasks, which run before time advances.
+        if self.threads.run() {
+            return;
+        }
+        let woken = locked(&self.driver)
+            .take_if(|(since, _)| since.is_none_or(|since| since != self.moment()));
         if let Some((_, waker)) = woken {
             waker.wake();
         }
     }
 
-    /// Waits until this happens.
-    async fn wait(&self, when: When) {
+    /// Waits until all other tasks wait, and until the moment is another one than `since`.
+    async fn wait(&self, since: Option<Moment>) {
         let mut has_waited = false;
         std::future::poll_fn(|cx| {
             let mut driver = locked(&self.driver);
             if mem::replace(&mut has_waited, true) && driver.is_none() {
                 return Poll::Ready(());
             }
-            *driver = Some((when, cx.waker().clone()));
+            *driver = Some((since, cx.waker().clone()));
             Poll::Pending
         })
         .await;
@@ -166,6 +206,48 @@ impl State {
     }
 }
 
+impl Threads {
+    /// Counts a new thread, and returns its name.
+    fn create(&self) -> String {
+        locked(&self.state).count += 1;
+        "blocking".to_owned()
+    }
+
+    /// Waits until this thread may run.
+    fn start(&self) {
+        let state = locked(&self.state);
+        let _state = self.changed.wait_while(state, |state| !state.may_run);
+    }
+
+    fn stop(&self) {
+        locked(&self.state).count -= 1;
+        self.changed.notify_all();
+    }
+
+    /// Lets all threads run until they end. Returns true if there were any.
+    fn run(&self) -> bool {
+        let mut state = locked(&self.state);
+        if state.count == 0 {
+            return false;
+        }
+        state.may_run = true;
+        self.changed.notify_all();
+        let ended = self.changed.wait_while(state, |state| state.count > 0);
+        ended.unwrap_or_else(PoisonError::into_inner).may_run = false;
+        true
+    }
+}
+
+/// Lets all threads run at any time, once it is dropped.
+struct Released<'a>(&'a Threads);
+
+impl Drop for Released<'_> {
+    fn drop(&mut self) {
+        locked(&self.0.state).may_run = true;
+        self.0.changed.notify_all();
+    }
+}
+
 /// Advances both clocks.
 async fn drive(state: Arc<State>, start: Instant) {
     // The network's time when all tasks waited the last time.
@@ -173,7 +255,7 @@ async fn drive(state: Arc<State>, start: Instant) {
     loop {
         // The runtime checks its files, and runs the tasks that these wake.
         yield_now().await;
-        state.wait(When::Idle).await;
+        state.wait(None).await;
         // Each poll of an empty completion queue has advanced the network.
         let now = state.elapsed();
         let behind = now.saturating_sub(start.elapsed());
@@ -183,8 +265,8 @@ async fn drive(state: Arc<State>, start: Instant) {
         if state.wake_sleepers() || !behind.is_zero() {
             continue;
         }
-        let event = state.network.next_event().map(|at| at.saturating_sub(state.begin));
-        let sleeper = state.next_sleeper();
+        let moment = state.moment();
+        let Moment { event, sleeper, .. } = moment;
         let next = event.into_iter().chain(sleeper).min();
         let tick = next.map(|at| Duration::from_millis(at.as_millis() as u64));
         if tick.is_some_and(|tick| tick <= now) {
@@ -209,16 +291,18 @@ async fn drive(state: Arc<State>, start: Instant) {
         match tick {
             Some(tick) => tokio::select! {
                 biased;
-                () = state.wait(When::Unparked) => {}
+                () = state.wait(Some(moment)) => {}
                 () = sleep_until(start + tick) => {}
             },
-            None => state.wait(When::Unparked).await,
+            None => state.wait(Some(moment)).await,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use tokio::task::spawn_blocking;
     use tokio::time::{sleep, timeout};
 
@@ -256,9 +340,28 @@ mod tests {
         });
     }
 
+    /// Otherwise runs of a seed would differ.
+    #[test]
+    fn a_blocking_task_runs_alone() {
+        let network = Arc::new(Network::simulated(1));
+        let is_running = Arc::new(AtomicBool::new(false));
+        let blocking = Arc::clone(&is_running);
+        Clock::new(&network).block_on(async {
+            let task = spawn_blocking(move || {
+                blocking.store(true, Ordering::Relaxed);
+                (0..1_000).for_each(|_| std::thread::yield_now());
+                blocking.store(false, Ordering::Relaxed);
+            });
+            while !task.is_finished() {
+                assert!(!is_running.load(Ordering::Relaxed));
+                sleep(Duration::from_millis(1)).await;
+            }
+        });
+        assert!(network.now() <= Duration::from_millis(2));
+    }
+
     /// Otherwise the time limits of its callers would expire.
     #[test]
-    #[ignore = "in rare cases, it does not end, because a blocking task ends before the runtime parks (docs/testing.md)"]
     fn no_time_passes_while_a_blocking_task_runs() {
         let network = Arc::new(Network::simulated(1));
         Clock::new(&network).block_on(async {
