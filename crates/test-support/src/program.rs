@@ -28,7 +28,8 @@ pub fn this_program() -> Command {
 }
 
 /// Runs `work` in a separate process, which runs this program again with only this test. The test
-/// must consist of this call alone. `test` is its name, including the path of its module.
+/// must consist of this call alone. `test` is its name, including the path of its module. The output
+/// of that process is printed.
 ///
 /// # Panics
 /// Panics if that process fails, or if it has no test with this name.
@@ -53,6 +54,7 @@ pub fn in_own_process_with(test: &str, prepare: impl FnOnce(&mut Command), work:
     let said = String::from_utf8_lossy(&output.stdout);
     let failure = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains(" 1 passed"), "`{test}`: {said}{failure}");
+    print!("{said}");
 }
 
 /// Returns true if an emulator runs the tests. Some effects that a test would attribute to the

@@ -2,20 +2,24 @@
 //! made again. At the end nothing is left.
 //!
 //! `RDMA_TEST_OPERATIONS=1000000 cargo test --release -p rdma-async --test soak` is the long form. `RDMA_TEST_SEED`
-//! sets the seed of another run.
-#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
+//! sets the seed of another run. `messages` does the same with messages between two processes.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests
 
 #[path = "../common/mod.rs"]
 mod common;
 mod leases;
+mod messages;
 
 use std::env;
 use std::fs;
 use std::time::Duration;
 
 use rdma_async::{Connection, ConnectionOptions, Driver, Failed, LeaseLimits, TransportError};
-use rdma_mem::{Buffer, BufferPool, ProtectionDomain, RemoteMemoryRegion, open_device};
+use rdma_mem::{
+    Buffer, BufferPool, ProtectionDomain, RemoteMemoryRegion, SharedRegion, open_device,
+};
 use rdma_qp::{MaxRnrRetries, QueuePair, QueuePairBuilder};
+use test_support::program::in_own_process;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -202,14 +206,15 @@ fn cause<B>(failed: Failed<B>) -> TransportError {
     failed.error
 }
 
-/// The open files of this process, without the sockets of the device, which opens another one for every few thousand
-/// queue pairs.
+/// The open files of this process, without the sockets of the device. It opens one for each other process, and another
+/// one for every few thousand queue pairs. Only these sockets are of type SEQPACKET.
 fn files() -> Vec<String> {
     let unix = fs::read_to_string("/proc/net/unix").unwrap();
     let of_device = |name: &str| {
         let inode = name.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix("]"));
         inode.is_some_and(|inode| {
-            unix.lines().any(|line| line.contains(&format!(" {inode} @rdma-soft/")))
+            let mut lines = unix.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+            lines.any(|line| line.get(4) == Some(&"0005") && line.get(6) == Some(&inode))
         })
     };
     let entries = fs::read_dir("/proc/self/fd").unwrap();
@@ -299,9 +304,21 @@ async fn no_tasks() {
     }
 }
 
+fn number(name: &str) -> Option<u64> {
+    env::var(name).ok().map(|text| text.parse().unwrap())
+}
+
+/// Registers that many regions.
+fn all_regions(pd: &ProtectionDomain, count: u32) -> Result<Vec<SharedRegion>, rdma_mem::Error> {
+    (0..count).map(|_| pd.allocate_shared_region(1, all())).collect()
+}
+
 #[test]
 fn many_operations_and_connections_leak_nothing() {
-    let number = |name| env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    in_own_process("many_operations_and_connections_leak_nothing", work_and_count);
+}
+
+fn work_and_count() {
     let operations = number("RDMA_TEST_OPERATIONS").unwrap_or(20_000);
     let seed = number("RDMA_TEST_SEED").unwrap_or(1);
     println!("RDMA_TEST_SEED={seed}");
@@ -328,8 +345,7 @@ fn many_operations_and_connections_leak_nothing() {
     // Nothing depends on them any more.
     drop((pool, board));
     // All regions of the device can be registered again.
-    let regions = (0..REGIONS).map(|_| pd.allocate_shared_region(1, all()));
-    let regions: Result<Vec<_>, _> = regions.collect();
+    let regions = all_regions(&pd, REGIONS);
     assert!(regions.is_ok(), "regions are left: {regions:?}");
     assert!(dropped > 0 && connections > u64::from(CONNECTIONS) && back.is_mixed());
 }
