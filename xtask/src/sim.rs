@@ -30,8 +30,8 @@ pub(crate) struct Args {
     /// Run only the workload of messages and streams with this seed
     #[arg(long)]
     conversation: Option<String>,
-    /// Plant the faults in crates/sim/faults one after another, or only the one with this name;
-    /// each must be found
+    /// Plant the faults in crates/sim/faults one after another, or only those whose names begin with
+    /// this; each must be found
     #[arg(
         long,
         value_name = "NAME",
@@ -89,7 +89,7 @@ pub(crate) struct Fault<'a> {
 impl Fault<'_> {
     /// Returns the option of the simulator that runs workloads which may find the fault.
     fn option(&self) -> &'static str {
-        let layers = ["crates/rdma-message/", "crates/rdma-async/"];
+        let layers = ["crates/rdma-message/", "crates/rdma-connect/", "crates/rdma-async/"];
         let is_in_them = layers.iter().any(|layer| self.text.contains(&format!("+++ b/{layer}")));
         if is_in_them { "--messages" } else { "--packets" }
     }
@@ -130,7 +130,7 @@ struct Found {
 fn planted(name: Option<&str>, seed: &str) -> Result<bool> {
     let root = tree::root();
     let tree = Tree::read(&root)?;
-    let named = |fault: &Fault<'_>| name.is_none_or(|name| name == fault.name);
+    let named = |fault: &Fault<'_>| name.is_none_or(|name| fault.name.starts_with(name));
     let faults: Vec<_> = faults(&tree).filter(named).collect();
     ensure!(!faults.is_empty(), "{FAULTS} has no fault {}", name.unwrap_or_default());
     // Cargo has put this program into the target folder.

@@ -29,8 +29,8 @@ struct Args {
     #[arg(long, value_parser = number, conflicts_with_all = ["seed", "workload", "messages"])]
     conversation: Option<u64>,
     /// The time limit for a workload, in seconds; if one takes longer, the program prints its seed
-    /// and exits
-    #[arg(long, default_value_t = 60.0)]
+    /// and exits. A busy machine may slow a workload down to minutes
+    #[arg(long, default_value_t = 600.0)]
     limit: f64,
 }
 
