@@ -311,9 +311,9 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "stress",
-        about: "failures in long tests: stress for two minutes, a process stopped for half a minute, processes that end, and 64 tasks that lend to another process",
+        about: "failures in long tests: stress for two minutes, a process stopped for half a minute, processes that end, 64 tasks that lend to another process, and a million messages between two processes",
         tier: Tier::Full,
-        minutes: 7.0,
+        minutes: 9.0,
         needs: &[],
         steps: STRESS,
     },

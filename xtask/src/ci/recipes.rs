@@ -442,6 +442,8 @@ pub(super) const STRESS: &[Step] = &[
     tests("cargo test -p rdma-soft --test behaviour before_it_ends")
         .with(&[("RDMA_TEST_ENDS", "800")]),
     tests("cargo test -p rdma-async --test behaviour crowd -- --ignored"),
+    tests("cargo test -p rdma-async --release --test soak messages")
+        .with(&[("RDMA_TEST_MESSAGES", "1000000")]),
 ];
 
 /// Miri needs access to files, because proptest reads its recorded failures. Since Miri is a
