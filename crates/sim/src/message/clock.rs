@@ -352,6 +352,10 @@ mod tests {
                 (0..1_000).for_each(|_| std::thread::yield_now());
                 blocking.store(false, Ordering::Relaxed);
             });
+            for _ in 0..10_000 {
+                assert!(!is_running.load(Ordering::Relaxed));
+                yield_now().await;
+            }
             while !task.is_finished() {
                 assert!(!is_running.load(Ordering::Relaxed));
                 sleep(Duration::from_millis(1)).await;
