@@ -345,13 +345,16 @@ impl<'a> World<'a> {
             gate.interrupt();
         }
         let until = self.network.now() + PATIENCE;
-        let mut pause = Duration::from_micros(10);
+        let shortest = Duration::from_micros(10);
+        let mut pause = shortest;
         while let Some(end) = (0..self.ends.len()).find(|&end| self.is_busy(end)) {
             let is_late = self.network.now() >= until;
             ensure!(!is_late, "e{end} does not end: {}", self.left(end));
             for end in 0..self.ends.len() {
                 while !self.ends[end].gate.requests.lock().expect("no panic").is_empty() {
                     self.answer(end, 0, Some(8));
+                    // The peer may now send the next request.
+                    pause = shortest;
                 }
             }
             self.clock.sleep(pause).await;
@@ -437,9 +440,8 @@ mod tests {
     use super::*;
     use crate::message::script::{Connection, Limits};
 
-    /// The acknowledgement of a request is lost, and the reply arrives before it is repeated.
-    #[test]
-    fn a_call_ends_although_its_reply_arrives_before_the_acknowledgement() {
+    /// A script for two devices with a connection for messages, on a link without faults.
+    fn script_of(calls: u32, operations: Vec<Operation>) -> Script {
         let limits = Limits {
             receives: 8,
             sends: 8,
@@ -449,8 +451,8 @@ mod tests {
             eager_bytes: 1_024,
             offer_bytes: 0,
             fetch_bytes: 0,
-            operations: 8,
-            calls: 8,
+            operations: 200,
+            calls,
         };
         let limits = [limits.clone(), limits];
         let settings = Settings {
@@ -462,6 +464,18 @@ mod tests {
             retries: 7,
             connections: vec![Connection { devices: [0, 1], is_stream: false, limits }],
         };
+        // The devices are named after the seed, so each test has its own.
+        Script { seed: calls.into(), settings, operations }
+    }
+
+    #[test]
+    fn many_calls_end_although_the_peer_accepts_one_at_a_time() {
+        run(&script_of(1, vec![Operation::Call { end: 0, length: 100 }; 150])).unwrap();
+    }
+
+    /// The acknowledgement of a request is lost, and the reply arrives before it is repeated.
+    #[test]
+    fn a_call_ends_although_its_reply_arrives_before_the_acknowledgement() {
         let link = |weather| Operation::Link { from: 1, to: 0, weather };
         let operations = vec![
             // The first message is that of the start.
@@ -473,7 +487,7 @@ mod tests {
             link(Weather::CLEAR),
             Operation::Answer { end: 1, nth: 0, length: Some(8) },
         ];
-        let script = Script { seed: 1, settings, operations };
+        let script = script_of(8, operations);
         let network = Arc::new(Network::simulated(script.seed));
         let clock = Clock::new(&network);
         clock.block_on(async {
