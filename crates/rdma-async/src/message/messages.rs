@@ -237,7 +237,7 @@ impl Messages {
     /// # Errors
     /// [`MessageError::Ended`] if the connection has ended before.
     pub async fn finish(&self) -> Result<(), MessageError> {
-        self.session.with(|state| state.protocol.shared.finish());
+        self.session.with(|state| state.protocol.shared.finish(&mut state.woken));
         poll_fn(|cx| {
             self.session.poll_with(cx, |state, waker| state.protocol.shared.poll_flushed(waker))
         })
@@ -256,7 +256,7 @@ impl Messages {
 impl Drop for Messages {
     fn drop(&mut self) {
         if self.session.is_of_this_process() {
-            self.session.with(|state| state.protocol.shared.leave_program());
+            self.session.with(|state| state.protocol.shared.leave_program(&mut state.woken));
             self.session.linger().leave(&self.session);
         }
     }

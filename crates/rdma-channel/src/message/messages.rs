@@ -15,7 +15,7 @@ use rdma_mem::{Buffer, BufferPool};
 use serde::Serialize;
 
 use self::incoming::Message;
-use super::session::{Session, State, TimedOut};
+use super::session::{Session, State, Unfinished};
 use crate::channel::Channel;
 use crate::channel::builder::ChannelBuilder;
 use crate::rendezvous::builder::ByAddress;
@@ -152,8 +152,14 @@ impl Messages {
     /// # Errors
     /// [`MessageError::Ended`] if the connection has ended before.
     pub fn finish(&self) -> Result<(), MessageError> {
+        let mut is_finished = false;
         self.session.wait(Operation::Send, |state| {
-            state.protocol.finish();
+            if !is_finished {
+                is_finished = true;
+                state.protocol.finish(&mut Vec::new());
+                // Messages that wait for their start fail.
+                state.must_wake = true;
+            }
             state.protocol.poll_flushed(&mut None)
         })?
     }
@@ -190,21 +196,27 @@ fn run(
         protocol.poll_result(ticket, &mut None)
     });
     if let (Err(_), Some(ticket)) = (&result, running) {
-        session.with(|state| state.protocol.abandon(ticket));
+        session.with(|state| {
+            state.protocol.abandon(ticket);
+            state.must_wake = true;
+        });
     }
     result?
 }
 
-impl From<TimedOut> for MessageError {
-    fn from(TimedOut(limit): TimedOut) -> Self {
-        Self::TimedOut { limit }
+impl From<Unfinished> for MessageError {
+    fn from(unfinished: Unfinished) -> Self {
+        match unfinished {
+            Unfinished::TimedOut(limit) => Self::TimedOut { limit },
+            Unfinished::Forked(forked) => Self::Forked(forked),
+        }
     }
 }
 
 impl Drop for Messages {
     fn drop(&mut self) {
         if self.session.is_of_this_process() {
-            self.session.with(|state| state.protocol.leave_program());
+            self.session.with(|state| state.protocol.leave_program(&mut Vec::new()));
             self.session.leave();
         }
     }

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::io::{self, ErrorKind};
-use std::mem;
+use std::mem::{self, ManuallyDrop};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +18,7 @@ use rdma_connect::Operation;
 use rdma_connect::messaging::{
     Mailbox, Options, Protocol, Requests as _, StreamState, linger_of, report,
 };
-use rdma_mem::{Buffer, BufferPool, ProtectionDomain};
+use rdma_mem::{Buffer, BufferPool, Forked, ProtectionDomain};
 use rdma_message::Incoming;
 use rdma_qp::CompletionChannel;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -67,25 +67,45 @@ pub(super) struct State<P> {
     pub(super) requests: Requests,
     /// Whether a thread sleeps until the next completion.
     has_sleeper: bool,
-    /// Whether that thread must wake because the connection has ended. The completions that its event announced may
-    /// have been polled, or destroyed with the queue pair.
-    must_wake: bool,
+    /// Whether that thread must wake without a completion: an operation was cancelled, this end has finished, or the
+    /// connection has ended. At the end, the queue pair is destroyed with its completions.
+    pub(super) must_wake: bool,
     /// The number of threads that wait until the state changes.
     followers: u32,
     /// Whether the program has no handle any longer.
     is_left: bool,
 }
 
-/// The time limit of a call has expired.
+/// The reason that a call has no result.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TimedOut(pub(super) Duration);
+pub(super) enum Unfinished {
+    /// The time limit has expired.
+    TimedOut(Duration),
+    /// This is a forked child. The lock may belong to a thread that the child does not have.
+    Forked(Forked),
+}
 
-impl From<TimedOut> for io::Error {
-    fn from(TimedOut(limit): TimedOut) -> Self {
-        Self::new(
-            ErrorKind::TimedOut,
-            format!("the call has not ended within its limit of {limit:?}"),
-        )
+impl From<Unfinished> for io::Error {
+    fn from(unfinished: Unfinished) -> Self {
+        match unfinished {
+            Unfinished::TimedOut(limit) => Self::new(
+                ErrorKind::TimedOut,
+                format!("the call has not ended within its limit of {limit:?}"),
+            ),
+            Unfinished::Forked(forked) => Self::new(ErrorKind::NotConnected, forked),
+        }
+    }
+}
+
+impl<P> Session<P> {
+    fn lock(&self) -> MutexGuard<'_, State<P>> {
+        if let Ok(state) = self.state.try_lock() {
+            return state;
+        }
+        self.contenders.fetch_add(1, Ordering::Relaxed);
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.contenders.fetch_sub(1, Ordering::Relaxed);
+        state
     }
 }
 
@@ -150,16 +170,6 @@ impl<P: Drive> Session<P> {
         self.pd.check_process().is_ok()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<P>> {
-        if let Ok(state) = self.state.try_lock() {
-            return state;
-        }
-        self.contenders.fetch_add(1, Ordering::Relaxed);
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        self.contenders.fetch_sub(1, Ordering::Relaxed);
-        state
-    }
-
     /// Calls `work`, and executes the instructions of the protocol before and after it.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut State<P>) -> R) -> R {
         let mut state = self.lock();
@@ -173,12 +183,12 @@ impl<P: Drive> Session<P> {
     /// Calls `work` until it is ready, and waits between the calls, for the limit of such an operation.
     ///
     /// # Errors
-    /// If the time limit has expired.
+    /// If the time limit has expired, or this is a forked child.
     pub(super) fn wait<R>(
         &self,
         operation: Operation,
         work: impl FnMut(&mut State<P>) -> Poll<R>,
-    ) -> Result<R, TimedOut> {
+    ) -> Result<R, Unfinished> {
         self.wait_for(self.limits.of(operation), work)
     }
 
@@ -186,7 +196,8 @@ impl<P: Drive> Session<P> {
         &self,
         limit: Duration,
         mut work: impl FnMut(&mut State<P>) -> Poll<R>,
-    ) -> Result<R, TimedOut> {
+    ) -> Result<R, Unfinished> {
+        self.pd.check_process().map_err(Unfinished::Forked)?;
         let (mut deadline, mut busy) = (Deadline::new(limit), 0_u32);
         let mut state = self.lock();
         loop {
@@ -206,7 +217,7 @@ impl<P: Drive> Session<P> {
                 Next::Poll | Next::Rest(_) => self.yield_lock(state),
                 Next::End => {
                     self.unlock(state);
-                    return Err(TimedOut(limit));
+                    return Err(Unfinished::TimedOut(limit));
                 }
             };
         }
@@ -226,8 +237,7 @@ impl<P: Drive> Session<P> {
         left: Option<Duration>,
     ) -> MutexGuard<'s, State<P>> {
         let left = state.requests.left(left);
-        // A forked child receives no completions.
-        if !self.is_of_this_process() || state.requests.ledger().is_peer_gone() {
+        if state.requests.ledger().is_peer_gone() {
             state.requests.fail();
             return state;
         }
@@ -243,6 +253,7 @@ impl<P: Drive> Session<P> {
             return self.lock();
         };
         if state.has_sleeper {
+            self.wake_sleeper(&mut state);
             state.followers += 1;
             let woken = self.changed.wait_timeout(state, left.unwrap_or(NO_LIMIT));
             let (mut state, _) = woken.unwrap_or_else(PoisonError::into_inner);
@@ -258,13 +269,10 @@ impl<P: Drive> Session<P> {
             }
         }
         state.has_sleeper = true;
+        let sleeper = Sleeper(self);
         self.unlock(state);
         let woken = files.sleep(left);
-        let mut state = self.lock();
-        state.has_sleeper = false;
-        if state.followers > 0 {
-            self.changed.notify_all();
-        }
+        let state = sleeper.wake();
         match woken {
             Woken::Event => state.requests.ledger().take_event(),
             Woken::Peer => state.requests.ledger().check_peer(),
@@ -275,12 +283,7 @@ impl<P: Drive> Session<P> {
 
     /// Releases the lock. Then frees memory and reports the end, which may call code of the program.
     fn unlock(&self, mut state: MutexGuard<'_, State<P>>) {
-        if mem::take(&mut state.must_wake)
-            && state.has_sleeper
-            && let Some(files) = &self.files
-        {
-            files.waker.wake();
-        }
+        self.wake_sleeper(&mut state);
         if state.followers > 0 {
             self.changed.notify_all();
         }
@@ -290,6 +293,16 @@ impl<P: Drive> Session<P> {
         drop(freed);
         if let Some(error) = error {
             report(error, self.peer);
+        }
+    }
+
+    /// Wakes the thread that sleeps, if it must.
+    fn wake_sleeper(&self, state: &mut State<P>) {
+        if mem::take(&mut state.must_wake)
+            && state.has_sleeper
+            && let Some(files) = &self.files
+        {
+            files.waker.wake();
         }
     }
 
@@ -324,6 +337,31 @@ impl<P: Drive> Session<P> {
 
     fn reset(&self) {
         self.with(|state| state.requests.fail());
+    }
+}
+
+/// The thread that sleeps. Before it sleeps, it may unwind out of code of the program.
+struct Sleeper<'s, P>(&'s Session<P>);
+
+impl<'s, P> Sleeper<'s, P> {
+    /// Ends the sleep. The next thread to wait may sleep.
+    fn wake(self) -> MutexGuard<'s, State<P>> {
+        ManuallyDrop::new(self).end()
+    }
+
+    fn end(&self) -> MutexGuard<'s, State<P>> {
+        let mut state = self.0.lock();
+        state.has_sleeper = false;
+        if state.followers > 0 {
+            self.0.changed.notify_all();
+        }
+        state
+    }
+}
+
+impl<P> Drop for Sleeper<'_, P> {
+    fn drop(&mut self) {
+        drop(self.end());
     }
 }
 

@@ -5,3 +5,4 @@ mod messages;
 mod process;
 mod rig;
 mod streams;
+mod threads;

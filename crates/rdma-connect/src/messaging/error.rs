@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rdma_mem::Forked;
 use rdma_message::{ConnectionError, OperationError, SendError};
 
 #[cfg(feature = "serde")]
@@ -34,6 +35,9 @@ pub enum MessageError {
         /// The time limit.
         limit: Duration,
     },
+    /// This is a forked child, and the connection belongs to its parent. Only blocking calls return this.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// The value cannot be encoded.
     #[cfg(feature = "serde")]
     #[error(transparent)]
@@ -47,6 +51,7 @@ rdma_types::debug_messages!(
         Operation { error, ended },
         Ended(it),
         TimedOut { limit },
+        Forked(it),
         Value(it),
     }
 );
@@ -58,5 +63,6 @@ rdma_types::debug_messages!(
         Operation { error, ended },
         Ended(it),
         TimedOut { limit },
+        Forked(it),
     }
 );

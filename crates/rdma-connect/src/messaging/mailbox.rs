@@ -168,10 +168,11 @@ impl Mailbox {
         self.machine.refuse(request);
     }
 
-    /// Ends this end's messages.
-    pub fn finish(&mut self) {
+    /// Ends this end's messages. Adds the wakers of messages that wait for their start, and now fail, to `woken`.
+    pub fn finish(&mut self, woken: &mut Vec<Waker>) {
         self.has_finished = true;
         self.machine.finish();
+        self.starters.wake(woken);
     }
 
     /// Ready when the peer's device has all messages, and the end after them.
@@ -191,7 +192,7 @@ impl Mailbox {
     }
 
     /// Discards what has arrived and will arrive, and ends this end's messages.
-    pub fn leave_program(&mut self) {
+    pub fn leave_program(&mut self, woken: &mut Vec<Waker>) {
         self.has_left = true;
         while let Some(Delivered { message, request, .. }) = self.delivered.pop_front() {
             self.machine.taken(message);
@@ -199,7 +200,7 @@ impl Mailbox {
                 self.machine.refuse(request);
             }
         }
-        self.finish();
+        self.finish(woken);
     }
 
     fn begin(&mut self, start: Start, length: usize) -> Result<Operation, SendError> {

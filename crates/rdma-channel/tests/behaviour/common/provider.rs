@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use rdma_mem::{Context, DeviceList, Errno};
 use rdma_sys::{
-    Verbs, ibv_context, ibv_cq, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr,
+    Verbs, ibv_context, ibv_cq, ibv_mr, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr,
     ibv_qp_state, ibv_recv_wr, ibv_send_wr, ibv_wc,
 };
 
@@ -48,6 +48,8 @@ thread_local! {
     pub(crate) static KEPT: Cell<Option<u32>> = const { Cell::new(None) };
     /// Whether queue pairs refuse to enter the error state.
     pub(crate) static STAY: Cell<bool> = const { Cell::new(false) };
+    /// Whether regions refuse to be deregistered.
+    pub(crate) static KEEP_REGIONS: Cell<bool> = const { Cell::new(false) };
     /// Number of destroyed queue pairs.
     pub(crate) static DESTROYED: Cell<u32> = const { Cell::new(0) };
     /// Whether polls find nothing until a queue pair is queried.
@@ -91,6 +93,7 @@ pub(crate) fn honest() {
     HONEST_POSTS.set(0);
     ENDLESS.set(None);
     KEEP.set(false);
+    KEEP_REGIONS.set(false);
     KEPT.set(None);
     STAY.set(false);
     UNTIL_QUERY.set(false);
@@ -249,6 +252,14 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     unsafe { (rdma_soft::verbs().destroy_qp)(qp) }
 }
 
+unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
+    if KEEP_REGIONS.get() {
+        return Errno::EBUSY.raw();
+    }
+    // SAFETY: SAFETY.md F1: the caller upholds the same contract.
+    unsafe { (rdma_soft::verbs().dereg_mr)(mr) }
+}
+
 /// A context of this device with these faults.
 pub(crate) fn faulty(device: &str) -> Context {
     static TABLE: OnceLock<Verbs> = OnceLock::new();
@@ -258,6 +269,7 @@ pub(crate) fn faulty(device: &str) -> Context {
         verbs.modify_qp = modify_qp;
         verbs.query_qp = query_qp;
         verbs.destroy_qp = destroy_qp;
+        verbs.dereg_mr = dereg_mr;
         verbs
     });
     // SAFETY: SAFETY.md F2: the functions are those of the software device, or fail without doing anything.

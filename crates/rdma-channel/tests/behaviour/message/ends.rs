@@ -1,19 +1,17 @@
 //! Ends of streams and messages: drops, resets, deaths, and peers that break the protocol.
 
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use rdma_channel::message::{ConnectionError, MessageError, Messages, Options, Stream};
 use rdma_channel::{Buffer, Channel, Wait};
-use rdma_mem::Errno;
 
 use rdma_message::frame::{Body, Frame, Hello, Limits, Mode, Remote, Role};
 
 use super::rig::{Rig, bytes, on_each, once, short};
 use crate::common::must_end;
-use crate::common::provider::{POST, Post, STAY, at_next_poll, faulty, honest};
+use crate::common::provider::{at_next_poll, faulty};
 
 /// Writes until it fails. Returns the kind of the error.
 fn write_until_it_fails(stream: &mut Stream) -> ErrorKind {
@@ -124,33 +122,6 @@ fn a_sleeping_receiver_wakes_when_the_peer_is_gone() {
     });
 }
 
-/// One thread sleeps in `receive`. Another one cannot post, and the device has failed: no request of the queue pair
-/// completes before the queue pair is destroyed.
-#[test]
-fn a_sleeping_receiver_wakes_when_another_thread_ends_the_connection() {
-    must_end(|| {
-        let rig = Rig::of(faulty("soft0"), Wait::Sleep);
-        let (victim, peer) = rig.messages(Options::new());
-        victim.send(b"the connection is open").unwrap();
-        peer.receive().unwrap().unwrap();
-        let (polls, sleeps) = mpsc::channel();
-        thread::scope(|threads| {
-            let receives = threads.spawn(|| {
-                // From this poll until it sleeps, the thread has the lock.
-                at_next_poll(move || polls.send(()).unwrap());
-                victim.receive().unwrap_err()
-            });
-            sleeps.recv().unwrap();
-            POST.set(Post::Refused(Errno::EIO));
-            STAY.set(true);
-            victim.send(b"refused").unwrap_err();
-            honest();
-            let error = receives.join().unwrap();
-            assert!(matches!(error, MessageError::Ended(ConnectionError::Lost)), "{error}");
-        });
-    });
-}
-
 #[test]
 fn a_peer_that_breaks_the_protocol_ends_the_connection() {
     on_each(|rig| {
@@ -169,15 +140,18 @@ fn a_peer_that_breaks_the_protocol_ends_the_connection() {
     });
 }
 
+/// The number of frames with data that a peer accepts.
+pub(super) const CREDIT: u32 = 16;
+
 /// Receives the hello of the victim, and sends that of a peer.
-fn open(rig: &Rig, peer: &mut Channel) {
+pub(super) fn open(rig: &Rig, peer: &mut Channel) {
     peer.receive_into(&mut rig.pool.allocate(4096).unwrap()).unwrap();
     let hello = Hello {
         version: Hello::VERSION,
         mode: Mode::Messages,
         fetches: true,
         receive_bytes: 4096,
-        max_message: 0,
+        max_message: 1 << 20,
         calls: 0,
     };
     peer.send_from(&frame(rig, Body::Hello(hello))).unwrap();
@@ -185,7 +159,7 @@ fn open(rig: &Rig, peer: &mut Channel) {
 
 /// The memory of a frame without bytes of a message.
 fn frame(rig: &Rig, body: Body) -> Buffer {
-    let limits = Limits { receives: 16, bytes: 1 << 20, fetched: 0 };
+    let limits = Limits { receives: CREDIT, bytes: 1 << 20, fetched: 0 };
     let header = Frame::new(limits, body).encode();
     let mut frame = rig.pool.allocate(header.as_bytes().len()).unwrap();
     frame.copy_from_slice(header.as_bytes());
