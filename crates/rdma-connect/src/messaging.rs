@@ -10,6 +10,7 @@ mod mailbox;
 mod operations;
 mod options;
 mod slots;
+mod tasks;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -26,6 +27,7 @@ pub use mailbox::{Content, Mailbox, Received, Start};
 pub use operations::Ticket;
 pub use options::{Options, check_depths, check_limits, depths_of, limits_of, linger_of};
 pub use slots::Slots;
+pub use tasks::Waiting;
 
 /// The requests of a connection, and the memory of its free slots.
 pub trait Requests {

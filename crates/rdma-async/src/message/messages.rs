@@ -7,7 +7,6 @@ mod run;
 mod supply;
 
 use std::fmt;
-use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -222,8 +221,8 @@ impl Messages {
     pub async fn receive(&self) -> Result<Option<Message>, MessageError> {
         // Without a budget, a task whose messages have always arrived would starve other tasks.
         consume_budget().await;
-        let received = poll_fn(|cx| {
-            self.session.poll_with(cx, |state, waker| state.protocol.shared.poll_receive(waker))
+        let received = run::wait(&self.session, |state, (waiting, waker)| {
+            state.protocol.shared.poll_receive(waiting, waker)
         });
         let message = |(body, request)| Message::new(Arc::clone(&self.session), body, request);
         Ok(received.await?.map(message))
@@ -238,8 +237,8 @@ impl Messages {
     /// [`MessageError::Ended`] if the connection has ended before.
     pub async fn finish(&self) -> Result<(), MessageError> {
         self.session.with(|state| state.protocol.shared.finish(&mut state.woken));
-        poll_fn(|cx| {
-            self.session.poll_with(cx, |state, waker| state.protocol.shared.poll_flushed(waker))
+        run::wait(&self.session, |state, (waiting, waker)| {
+            state.protocol.shared.poll_flushed(waiting, waker)
         })
         .await
     }

@@ -114,13 +114,14 @@ impl<P: Drive> Session<P> {
         cx: &Context<'_>,
         mut work: impl FnMut(&mut State<P>, &mut Option<Waker>) -> Poll<R>,
     ) -> Poll<R> {
-        if let Poll::Ready(ready) = self.with(|state| work(state, &mut None)) {
+        // Cloned and dropped without the lock, because both are code of the program. Dropping the waker of another task
+        // may drop that task's future, and with it another handle of this session.
+        let mut waker = None;
+        if let Poll::Ready(ready) = self.with(|state| work(state, &mut waker)) {
             return Poll::Ready(ready);
         }
         self.poll();
-        // Cloned and dropped without the lock, because both are code of the program. Dropping the waker of another task
-        // may drop that task's future, and with it another handle of this session.
-        let mut waker = Some(cx.waker().clone());
+        waker = Some(cx.waker().clone());
         self.with(|state| work(state, &mut waker))
     }
 

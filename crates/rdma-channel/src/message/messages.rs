@@ -8,7 +8,9 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::task::ready;
 
-use rdma_connect::messaging::{Body, Content, Mailbox, MessageError, Options, Start, limits_of};
+use rdma_connect::messaging::{
+    Body, Content, Mailbox, MessageError, Options, Start, Waiting, limits_of,
+};
 use rdma_connect::{ConnectError, Operation};
 use rdma_mem::{Buffer, BufferPool};
 #[cfg(feature = "serde")]
@@ -140,7 +142,9 @@ impl Messages {
     /// [`MessageError::Ended`] if the connection has ended before the peer finished. Messages that had arrived
     /// completely are received before that. [`MessageError::TimedOut`] after the limit; nothing is lost then.
     pub fn receive(&self) -> Result<Option<Message>, MessageError> {
-        let poll = |state: &mut State<Mailbox>| state.protocol.poll_receive(&mut None);
+        let poll = |state: &mut State<Mailbox>| {
+            state.protocol.poll_receive(&mut Waiting::default(), &mut None)
+        };
         let received = self.session.wait(Operation::Receive, poll)??;
         let message = |(body, request)| Message::new(Arc::clone(&self.session), body, request);
         Ok(received.map(message))
@@ -160,7 +164,7 @@ impl Messages {
                 // Messages that wait for their start fail.
                 state.must_wake = true;
             }
-            state.protocol.poll_flushed(&mut None)
+            state.protocol.poll_flushed(&mut Waiting::default(), &mut None)
         })?
     }
 
@@ -186,8 +190,8 @@ fn run(
         let ticket = match running {
             Some(ticket) => ticket,
             None => {
-                let start = (start, &mut content);
-                let begun = protocol.poll_start(start, &mut None, requests, &mut Vec::new());
+                let (start, none) = ((start, &mut content), (&mut Waiting::default(), &mut None));
+                let begun = protocol.poll_start(start, none, requests, &mut Vec::new());
                 let ticket = ready!(begun)?;
                 started();
                 *running.insert(ticket)

@@ -13,6 +13,7 @@ use rdma_message::{
 use super::body::{Arriving, Body};
 use super::error::MessageError;
 use super::operations::{Operations, Ticket};
+use super::tasks::{Tasks, Waiting};
 use super::{End, Lent, LongRequests, Protocol};
 
 /// The kind of an operation that begins.
@@ -46,25 +47,6 @@ impl Content<'_> {
     }
 }
 
-/// Tasks that wait for the same event.
-#[derive(Debug, Default)]
-struct Tasks(Vec<Waker>);
-
-impl Tasks {
-    fn wait(&mut self, waker: &mut Option<Waker>) {
-        let is_new = |waker: &mut Waker| !self.0.iter().any(|known| known.will_wake(waker));
-        self.0.extend(waker.take_if(is_new));
-    }
-
-    const fn are_waiting(&self) -> bool {
-        !self.0.is_empty()
-    }
-
-    fn wake(&mut self, woken: &mut Vec<Waker>) {
-        woken.append(&mut self.0);
-    }
-}
-
 /// A message, with its ID if it is a request.
 pub type Received = (Body, Option<CallId>);
 
@@ -89,6 +71,8 @@ pub struct Mailbox {
     starters: Tasks,
     /// The tasks that wait for the end: of this end's messages, or of the connection.
     enders: Tasks,
+    /// The task that waits for the end of a connection without handles.
+    lingering: Waiting,
     has_finished: bool,
     has_flushed: bool,
     has_peer_finished: bool,
@@ -111,6 +95,7 @@ impl Mailbox {
             receivers: Tasks::default(),
             starters: Tasks::default(),
             enders: Tasks::default(),
+            lingering: Waiting::default(),
             has_finished: false,
             has_flushed: false,
             has_peer_finished: false,
@@ -125,6 +110,7 @@ impl Mailbox {
     /// If the connection has ended before the peer finished.
     pub fn poll_receive(
         &mut self,
+        waiting: &mut Waiting,
         waker: &mut Option<Waker>,
     ) -> Poll<Result<Option<Received>, MessageError>> {
         if let Some(Delivered { message, body, request }) = self.delivered.pop_front() {
@@ -138,7 +124,7 @@ impl Mailbox {
             let error = error.unwrap_or(ConnectionError::Lost);
             return Poll::Ready(Err(MessageError::Ended(error)));
         }
-        self.receivers.wait(waker);
+        self.receivers.wait(waiting, waker);
         Poll::Pending
     }
 
@@ -163,6 +149,12 @@ impl Mailbox {
         waker
     }
 
+    /// Removes a task that no longer waits. Returns its waker, for the caller to drop without the lock.
+    pub fn forget(&mut self, waiting: &mut Waiting) -> Option<Waker> {
+        let tasks = [&mut self.receivers, &mut self.starters, &mut self.enders];
+        tasks.into_iter().find_map(|tasks| tasks.forget(waiting))
+    }
+
     /// Refuses a request that the program has dropped.
     pub fn refuse(&mut self, request: CallId) {
         self.machine.refuse(request);
@@ -179,7 +171,11 @@ impl Mailbox {
     ///
     /// # Errors
     /// If the connection has ended before.
-    pub fn poll_flushed(&mut self, waker: &mut Option<Waker>) -> Poll<Result<(), MessageError>> {
+    pub fn poll_flushed(
+        &mut self,
+        waiting: &mut Waiting,
+        waker: &mut Option<Waker>,
+    ) -> Poll<Result<(), MessageError>> {
         if self.has_flushed {
             return Poll::Ready(Ok(()));
         }
@@ -187,7 +183,7 @@ impl Mailbox {
             let error = error.unwrap_or(ConnectionError::Lost);
             return Poll::Ready(Err(MessageError::Ended(error)));
         }
-        self.enders.wait(waker);
+        self.enders.wait(waiting, waker);
         Poll::Pending
     }
 
@@ -317,14 +313,14 @@ impl Mailbox {
     pub fn poll_start(
         &mut self,
         (start, content): (Start, &mut Content<'_>),
-        waker: &mut Option<Waker>,
+        (waiting, waker): (&mut Waiting, &mut Option<Waker>),
         requests: &mut impl LongRequests,
         woken: &mut Vec<Waker>,
     ) -> Poll<Result<Ticket, MessageError>> {
         let operation = match self.begin(start, content.length()) {
             Ok(operation) => operation,
             Err(SendError::NotOpen | SendError::Full) => {
-                self.starters.wait(waker);
+                self.starters.wait(waiting, waker);
                 return Poll::Pending;
             }
             Err(error) => return Poll::Ready(Err(self.not_sent(error))),
@@ -488,7 +484,7 @@ impl<R: LongRequests> Protocol<R> for Mailbox {
     }
 
     fn await_end(&mut self, waker: &mut Option<Waker>) {
-        self.enders.wait(waker);
+        self.enders.wait(&mut self.lingering, waker);
     }
 
     fn end(&mut self) -> &mut End {

@@ -4,7 +4,7 @@ use std::sync::Weak;
 use std::task::{Poll, Waker};
 
 use rdma_connect::messaging::{
-    self, Content, End, Lent, LongRequests, MessageError, Protocol, Slots, Start, Ticket,
+    self, Content, End, Lent, LongRequests, MessageError, Protocol, Slots, Start, Ticket, Waiting,
 };
 use rdma_mem::{Buffer, BufferPool};
 use rdma_message::frame::{CloseReason, Remote};
@@ -52,10 +52,10 @@ impl State<Mailbox> {
     pub(super) fn poll_start(
         &mut self,
         start: (Start, &mut Content<'_>),
-        waker: &mut Option<Waker>,
+        task: (&mut Waiting, &mut Option<Waker>),
     ) -> Poll<Result<Ticket, MessageError>> {
         let (mailbox, mut requests) = self.protocol.parts(&mut self.requests);
-        mailbox.poll_start(start, waker, &mut requests, &mut self.woken)
+        mailbox.poll_start(start, task, &mut requests, &mut self.woken)
     }
 }
 

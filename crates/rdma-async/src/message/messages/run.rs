@@ -2,13 +2,13 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
-use rdma_connect::messaging::{Body, Content, MessageError, Start, Ticket};
+use rdma_connect::messaging::{Body, Content, MessageError, Start, Ticket, Waiting};
 use tokio::task::coop::consume_budget;
 
 use super::mailbox::Mailbox;
-use crate::message::session::Session;
+use crate::message::session::{Session, State};
 
 /// Starts an operation and waits for its result. Calls `started` after the start. If the future is dropped, the
 /// operation is cancelled if nothing was sent, and continues otherwise.
@@ -20,12 +20,53 @@ pub(super) async fn run(
 ) -> Result<Body, MessageError> {
     // Without a budget, a task whose messages are always sent at once would starve other tasks.
     consume_budget().await;
-    let begin = poll_fn(|cx| {
-        session.poll_with(cx, |state, waker| state.poll_start((start, &mut content), waker))
-    });
-    let mut running = Running { session, ticket: Some(begin.await?) };
+    let begun = wait(session, |state, task| state.poll_start((start, &mut content), task)).await;
+    let mut running = Running { session, ticket: Some(begun?) };
     started();
     poll_fn(|cx| running.poll(cx)).await
+}
+
+/// A task to register.
+pub(super) type Task<'t> = (&'t mut Waiting, &'t mut Option<Waker>);
+
+/// Waits for an event for which several tasks may wait.
+pub(super) async fn wait<R>(
+    session: &Session<Mailbox>,
+    mut work: impl FnMut(&mut State<Mailbox>, Task<'_>) -> Poll<R>,
+) -> R {
+    let mut waits = Waits { session, waiting: Waiting::default() };
+    poll_fn(|cx| waits.poll(cx, &mut work)).await
+}
+
+/// A future that waits. Its waker is removed when it is dropped.
+struct Waits<'s> {
+    session: &'s Session<Mailbox>,
+    waiting: Waiting,
+}
+
+impl Waits<'_> {
+    fn poll<R>(
+        &mut self,
+        cx: &Context<'_>,
+        mut work: impl FnMut(&mut State<Mailbox>, Task<'_>) -> Poll<R>,
+    ) -> Poll<R> {
+        self.session.poll_with(cx, |state, waker| {
+            let polled = work(state, (&mut self.waiting, &mut *waker));
+            if polled.is_ready() {
+                *waker = state.protocol.shared.forget(&mut self.waiting);
+                self.waiting = Waiting::default();
+            }
+            polled
+        })
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        if self.waiting.is_registered() && self.session.is_of_this_process() {
+            drop(self.session.with(|state| state.protocol.shared.forget(&mut self.waiting)));
+        }
+    }
 }
 
 /// An operation that has begun.

@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use rdma_async::message::{
@@ -13,7 +14,7 @@ use tokio::task::JoinSet;
 
 use super::rig::{endpoint, message, messages};
 use crate::common::host::Host;
-use crate::common::{DEVICES, poll_once, run, run_in_one_thread};
+use crate::common::{DEVICES, poll_for, poll_once, run, run_in_one_thread};
 
 /// Short queues and frames, so that most messages need many parts.
 fn short() -> Options {
@@ -136,6 +137,29 @@ fn a_receive_that_is_dropped_loses_nothing() {
             tokio::join!(sends, receives);
         });
     }
+}
+
+/// A task that does nothing when it is woken.
+struct Idle;
+
+impl Wake for Idle {
+    fn wake(self: Arc<Self>) {}
+}
+
+#[test]
+fn a_dropped_future_leaves_no_waker() {
+    run_in_one_thread(|| async {
+        let (client, server) = messages(&endpoint("soft0"), short().operations(1)).await;
+        let begun = client.send(&[1; 5000]);
+        let mut begun = pin!(begun);
+        assert!(poll_once(&mut begun).is_pending());
+        let task = Arc::new(Idle);
+        let waker = Waker::from(Arc::clone(&task));
+        assert!(poll_for(&mut pin!(server.receive()), &waker).is_pending());
+        assert!(poll_for(&mut pin!(client.send(b"full")), &waker).is_pending());
+        assert!(poll_for(&mut pin!(client.finish()), &waker).is_pending());
+        assert_eq!(Arc::strong_count(&task), 2);
+    });
 }
 
 #[test]
