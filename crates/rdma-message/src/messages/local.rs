@@ -92,6 +92,23 @@ impl Messages {
         self.operations.add(outgoing).ok_or(SendError::Full)
     }
 
+    /// Holds back an operation that was just started, until [`resume`](Self::resume). Operations after it
+    /// wait, too. So a driver can prepare a long message while it does not lock this value.
+    pub fn hold(&mut self, operation: Operation) {
+        self.set_held(operation, true);
+    }
+
+    /// Lets an operation be sent that was held back.
+    pub fn resume(&mut self, operation: Operation) {
+        self.set_held(operation, false);
+    }
+
+    fn set_held(&mut self, operation: Operation, is_held: bool) {
+        if let Some(outgoing) = self.operations.find(operation) {
+            outgoing.is_held = is_held;
+        }
+    }
+
     /// Cancels an operation. [`Output::Completed`](crate::Output::Completed) still follows.
     ///
     /// - If no frame was sent, nothing is sent; but the request of a reply is then refused.

@@ -33,6 +33,8 @@ pub(super) struct Outgoing {
     pub(super) has_begun: bool,
     /// Whether the operation is in the queue.
     pub(super) is_queued: bool,
+    /// Whether it may not be sent yet.
+    pub(super) is_held: bool,
     /// Whether its memory counts as offered.
     pub(super) is_offered: bool,
     /// Whether the peer is to answer the request. A cancelled request is answered too.
@@ -53,6 +55,7 @@ impl Outgoing {
             stage: Stage::New,
             has_begun: false,
             is_queued: true,
+            is_held: false,
             is_offered: false,
             awaits_answer: false,
             in_flight: 0,

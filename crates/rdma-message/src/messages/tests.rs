@@ -78,3 +78,26 @@ fn counters_wrap() {
         }
     }
 }
+
+#[test]
+fn an_operation_that_is_held_keeps_its_place() {
+    let mut ends = [(); 2].map(|()| Messages::new(&Options::default()).unwrap());
+    run(&mut ends);
+    let held = ends[0].send(50_000).unwrap();
+    ends[0].hold(held);
+    ends[0].send(10).unwrap();
+    assert_eq!(run(&mut ends), []);
+    ends[0].resume(held);
+    assert_eq!(run(&mut ends), [50_000, 10]);
+    let held = ends[0].send(30).unwrap();
+    ends[0].hold(held);
+    ends[0].send(20).unwrap();
+    ends[0].lost();
+    let mut results = Vec::new();
+    while let Some(output) = ends[0].poll_output() {
+        if let Output::Completed { result, .. } = output {
+            results.push(result);
+        }
+    }
+    assert_eq!(results, [Err(OperationError::NotSent); 2]);
+}

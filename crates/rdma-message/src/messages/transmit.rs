@@ -22,7 +22,10 @@ impl Messages {
         }
         let Some(index) = front else { return self.poll_finish() };
         let operation = self.operations.name(index)?;
-        let Outgoing { role, length, stage, .. } = *self.operations.get(index)?;
+        let Outgoing { role, length, stage, is_held, .. } = *self.operations.get(index)?;
+        if is_held {
+            return None;
+        }
         match stage {
             Stage::New if self.wants_offer(index) => self.lend(operation),
             Stage::New => {
