@@ -35,7 +35,7 @@ use crate::stream::HttpStream;
 /// let mut connector = Connector::new(&endpoint, Options::new());
 /// let (io, accepted) = tokio::join!(connector.call(uri), incoming.accept());
 /// let (sender, connection) = hyper::client::conn::http1::handshake::<_, Empty<&[u8]>>(io?).await?;
-/// # drop((sender, connection, accepted, TokioIo::new(())));
+/// # drop((sender, connection, accepted?, TokioIo::new(())));
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(()) }).unwrap();
 /// # Ok::<(), std::io::Error>(())
 /// ```

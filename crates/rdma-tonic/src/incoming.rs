@@ -1,6 +1,8 @@
 //! Clients that a server accepts.
 
 use std::fmt;
+#[cfg(feature = "axum")]
+use std::future::pending;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
@@ -24,8 +26,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 ///
 /// An error of one client does not end the server, and a client that connects and stays silent does not delay others:
 /// see [`Listener`](rdma_async::Listener). If this end has no memory or no descriptor left, an event of `tracing` reports
-/// it, and the next attempt follows after a second. Therefore accepting never fails, and as a
-/// [`Stream`](futures_core::Stream), this has no end.
+/// it, and the next attempt follows after a second. If the listener's task has ended, for example with its runtime, no
+/// further client connects. As a [`Stream`](futures_core::Stream), this ends after that error. `axum::serve`, which knows
+/// no such error, then waits without end, and an event reports it.
 ///
 /// Dropping it turns away the clients that have not been accepted; accepted connections continue.
 ///
@@ -34,10 +37,15 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub struct Incoming {
     listener: Arc<StreamListener>,
     accepting: Option<Accepting>,
+    /// Whether the error of the listener was returned, after which the stream ends.
+    has_ended: bool,
 }
 
+/// A client with its address, or the error of a listener that has ended.
+type Accepted = Result<(HttpStream, SocketAddr), ConnectError>;
+
 /// The future that accepts the next client. It is kept when a program no longer waits.
-type Accepting = Pin<Box<dyn Future<Output = (HttpStream, SocketAddr)> + Send>>;
+type Accepting = Pin<Box<dyn Future<Output = Accepted> + Send>>;
 
 impl Incoming {
     /// Listens for clients at this address. For port 0, the kernel chooses a port. All connections get these options.
@@ -58,12 +66,21 @@ impl Incoming {
     /// Waits for the next client, and returns its stream and the address of its control connection.
     ///
     /// Cancel safe: dropping the future early loses no client.
-    pub async fn accept(&mut self) -> (HttpStream, SocketAddr) {
+    ///
+    /// # Errors
+    /// [`ConnectError::Io`] if the listener's task has ended, for example with its runtime.
+    pub async fn accept(&mut self) -> Result<(HttpStream, SocketAddr), ConnectError> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
 
     /// Same as [`accept`](Self::accept), for `poll` functions.
-    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<(HttpStream, SocketAddr)> {
+    ///
+    /// # Errors
+    /// Same errors as [`accept`](Self::accept).
+    pub fn poll_accept(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(HttpStream, SocketAddr), ConnectError>> {
         let listener = &self.listener;
         let accepting =
             self.accepting.get_or_insert_with(|| Box::pin(accept(Arc::clone(listener))));
@@ -82,17 +99,20 @@ impl Incoming {
 }
 
 /// Accepts a client.
-async fn accept(listener: Arc<StreamListener>) -> (HttpStream, SocketAddr) {
+async fn accept(listener: Arc<StreamListener>) -> Accepted {
     loop {
         let error = match listener.accept().await.map(HttpStream::from) {
             Ok(stream) => match stream.peer_addr() {
-                Ok(address) => return (stream, address),
+                Ok(address) => return Ok((stream, address)),
                 Err(source) => {
                     ConnectError::Io { tried: "finding the client's address".to_owned(), source }
                 }
             },
             Err(error) => error,
         };
+        if listener.has_ended() {
+            return Err(error);
+        }
         tracing::warn!(%error, address = %listener.local_addr(), "a client could not be accepted");
         // Other errors have consumed a client, so the next attempt waits for the next one.
         if matches!(error, ConnectError::Io { .. }) {
@@ -103,7 +123,7 @@ async fn accept(listener: Arc<StreamListener>) -> (HttpStream, SocketAddr) {
 
 impl From<StreamListener> for Incoming {
     fn from(listener: StreamListener) -> Self {
-        Self { listener: Arc::new(listener), accepting: None }
+        Self { listener: Arc::new(listener), accepting: None, has_ended: false }
     }
 }
 
@@ -111,7 +131,13 @@ impl Stream for Incoming {
     type Item = io::Result<HttpStream>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.poll_accept(cx).map(|(stream, _)| Some(Ok(stream)))
+        if self.has_ended {
+            return Poll::Ready(None);
+        }
+        self.poll_accept(cx).map(|accepted| {
+            self.has_ended = accepted.is_err();
+            Some(accepted.map(|(stream, _)| stream).map_err(io::Error::other))
+        })
     }
 }
 
@@ -127,7 +153,13 @@ impl axum::serve::Listener for Incoming {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (HttpStream, SocketAddr) {
-        self.accept().await
+        match self.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::error!(%error, "a server accepts no further clients");
+                pending().await
+            }
+        }
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {

@@ -196,6 +196,11 @@ impl Listener {
         }
     }
 
+    /// Returns true if the listener's task has ended, so that no further client connects.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.shared.state().has_ended
+    }
+
     fn take(&self) -> Option<Result<Incoming, ConnectError>> {
         let mut state = self.shared.state();
         if state.has_ended {

@@ -52,6 +52,10 @@ impl MessageListener {
         }
     }
 
+    pub(super) fn has_ended(&self) -> bool {
+        self.listener.has_ended()
+    }
+
     pub(super) const fn local_addr(&self) -> SocketAddr {
         self.listener.local_addr()
     }

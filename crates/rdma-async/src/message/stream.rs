@@ -241,6 +241,12 @@ impl StreamListener {
         self.0.accept(Stream::prepare, Stream::start).await
     }
 
+    /// Returns true if the listener's task has ended, for example with its runtime. Then every `accept` fails.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.0.has_ended()
+    }
+
     /// Returns the address at which the listener listens.
     #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {

@@ -74,10 +74,22 @@ fn a_client_is_not_lost_when_accepting_is_interrupted() {
                 () = tokio::task::yield_now() => None,
             };
             if let Some(accepted) = once {
-                break accepted;
+                break accepted.unwrap();
             }
         };
         connects.await.unwrap();
         assert_eq!(accepted.0.peer_addr().unwrap(), accepted.1);
+    });
+}
+
+#[test]
+fn a_server_ends_with_the_runtime_of_its_listener() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (mut incoming, _) = runtime.block_on(async { bind(&endpoint()).await });
+    drop(runtime);
+    run(async {
+        let error = incoming.next().await.unwrap().unwrap_err();
+        assert!(error.to_string().contains("the listener's task has ended"), "{error}");
+        assert!(incoming.next().await.is_none());
     });
 }

@@ -43,8 +43,8 @@ pub(crate) async fn streams() -> (Stream, HttpStream) {
     let endpoint = endpoint();
     let (mut incoming, address) = bind(&endpoint).await;
     let client = endpoint.connect_stream(address, Options::new());
-    let (client, (server, _)) = tokio::join!(client, incoming.accept());
-    (client.unwrap(), server)
+    let (client, server) = tokio::join!(client, incoming.accept());
+    (client.unwrap(), server.unwrap().0)
 }
 
 /// The largest message of the tests.
