@@ -15,6 +15,7 @@ mod tasks;
 use std::fmt;
 use std::net::SocketAddr;
 use std::task::Waker;
+use std::time::Duration;
 
 use rdma_mem::{Buffer, BufferPool};
 use rdma_message::frame::{self, CloseReason, Frame, Remote};
@@ -163,6 +164,14 @@ pub fn report(error: ConnectionError, peer: Option<SocketAddr>) {
         }
         _ => tracing::warn!(%error, ?peer, "a peer has broken the protocol"),
     }
+}
+
+/// The time after which a message that had no memory is fetched again.
+pub const RETRY: Duration = Duration::from_millis(100);
+
+/// Reports a long message of the peer that waits for memory to the subscriber of `tracing`.
+pub fn report_refused(error: &dyn fmt::Display, length: usize) {
+    tracing::warn!(%error, length, "a message waits for memory: its sender waits, too");
 }
 
 /// Registers a waker, if there is one. Moves the earlier one to `waker`, for the caller to drop without the lock.

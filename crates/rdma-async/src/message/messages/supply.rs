@@ -2,11 +2,12 @@
 
 use std::sync::{Arc, Weak};
 
-use rdma_connect::messaging::Requests as _;
+use rdma_connect::messaging::{RETRY, Requests as _, report_refused};
 use rdma_mem::{Buffer, BufferPool, RemoteMemoryRegion};
 use rdma_message::Incoming;
 use rdma_message::frame::Remote;
 use tokio::runtime::Handle;
+use tokio::time::sleep;
 
 use super::mailbox::Mailbox;
 use crate::buffer::pool::Pool;
@@ -88,14 +89,23 @@ impl Supply {
         let (pool, session) = (self.pool.clone(), Weak::clone(&self.session));
         let wait = Wait { message, session };
         self.runtime.spawn(async move {
-            match pool.allocate(length).await {
-                Ok(memory) => wait.fetch_into(memory),
-                Err(error) => {
-                    drop(wait);
-                    tracing::error!(%error, length, "a message has no memory: its connection ends");
+            let mut is_reported = false;
+            while wait.is_awaited() {
+                match pool.allocate(length).await {
+                    Ok(memory) => return wait.fetch_into(memory),
+                    Err(error) if !is_reported => {
+                        is_reported = true;
+                        report_refused(&error, length);
+                    }
+                    Err(_) => {}
                 }
+                sleep(RETRY).await;
             }
         });
+    }
+
+    fn is_awaited(&self, message: Incoming) -> bool {
+        self.waiting.iter().any(|(waiting, _)| *waiting == message)
     }
 
     fn fetch_into(&mut self, message: Incoming, into: Option<Buffer>, requests: &mut Requests) {
@@ -113,14 +123,20 @@ impl Supply {
     }
 }
 
-/// A fetch that waits for memory. If this is dropped, because there is none or the runtime has shut down, the connection
-/// ends.
+/// A fetch that waits for memory. If this is dropped, because the runtime has shut down, the connection ends.
 struct Wait {
     message: Incoming,
     session: Weak<Session<Mailbox>>,
 }
 
 impl Wait {
+    fn is_awaited(&self) -> bool {
+        let session = self.session.upgrade();
+        session.is_some_and(|session| {
+            session.with(|state| state.protocol.supply().is_awaited(self.message))
+        })
+    }
+
     fn fetch_into(&self, memory: Buffer) {
         if let Some(session) = self.session.upgrade() {
             fetch_into(&session, self.message, Some(memory));
