@@ -24,7 +24,7 @@ use rdma_message::{ConnectionError, Incoming, Operation, Output};
 pub use body::Body;
 pub use bytes::{Arrived, StreamState, chunk_bytes};
 pub use error::MessageError;
-pub use mailbox::{Content, Mailbox, Received, Start};
+pub use mailbox::{Begun, Content, Copied, LongCopy, Mailbox, Received, Start};
 pub use operations::Ticket;
 pub use options::{Options, check_depths, check_limits, depths_of, limits_of, linger_of};
 pub use slots::Slots;

@@ -289,15 +289,15 @@ impl Ledger {
         Ok(())
     }
 
-    /// Closes all connections permanently, and flushes their requests in flight.
-    pub(crate) fn close_as_asked(&self) {
+    /// Closes all connections permanently, and flushes their requests in flight. Returns false if a queue pair refuses
+    /// that. It is then retried when the scope ends, and afterwards the queue pair is destroyed.
+    pub(crate) fn close_as_asked(&self) -> bool {
+        let mut all = true;
         for connection in self.queues.iter() {
             connection.close(CloseReason::Asked);
-            if let Some(qp) = connection.qp() {
-                // If this fails, it is retried when the scope ends, and then the queue pair is destroyed.
-                let _ = qp.to_error();
-            }
+            all &= connection.qp().is_none_or(|qp| qp.to_error().is_ok());
         }
+        all
     }
 
     /// Closes the connection of this request, if the request is in flight.
@@ -438,7 +438,7 @@ impl Ledger {
     }
 
     /// Destroys the queue pairs that still have requests in flight. This is the last resort.
-    fn destroy(&mut self) {
+    pub(crate) fn destroy(&mut self) {
         for peer in 0..self.queues.len() {
             let Some(connection) = self.queues.get(peer) else { return };
             if connection.closed().is_none() || self.all_in_flight(connection).next().is_none() {

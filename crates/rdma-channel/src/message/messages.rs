@@ -6,10 +6,9 @@ use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
-use std::task::ready;
 
 use rdma_connect::messaging::{
-    Body, Content, Mailbox, MessageError, Options, Start, Waiting, limits_of,
+    Begun, Body, Content, Mailbox, MessageError, Options, Start, Waiting, limits_of,
 };
 use rdma_connect::{ConnectError, Operation};
 use rdma_mem::{Buffer, BufferPool};
@@ -183,23 +182,22 @@ fn run(
     session: &Session<Mailbox>,
     start: Start,
     mut content: Content<'_>,
-    mut started: impl FnMut(),
+    started: impl FnOnce(),
 ) -> Result<Body, MessageError> {
-    let mut running = None;
-    let result = session.wait(Operation::Send, |State { protocol, requests, .. }| {
-        let ticket = match running {
-            Some(ticket) => ticket,
-            None => {
-                let (start, none) = ((start, &mut content), (&mut Waiting::default(), &mut None));
-                let begun = protocol.poll_start(start, none, requests, &mut Vec::new());
-                let ticket = ready!(begun)?;
-                started();
-                *running.insert(ticket)
-            }
-        };
-        protocol.poll_result(ticket, &mut None)
+    let mut deadline = session.deadline(Operation::Send);
+    let begun = session.wait_until(&mut deadline, |State { protocol, requests, .. }| {
+        let (start, none) = ((start, &mut content), (&mut Waiting::default(), &mut None));
+        protocol.poll_start(start, none, requests, &mut Vec::new())
     });
-    if let (Err(_), Some(ticket)) = (&result, running) {
+    let Begun { ticket, copy, .. } = begun??;
+    started();
+    if let (Some(copy), Content::Bytes(bytes)) = (copy, content) {
+        let copied = copy.of(bytes);
+        session.with(|state| state.protocol.copied(ticket, copied, &mut state.requests));
+    }
+    let poll = |state: &mut State<Mailbox>| state.protocol.poll_result(ticket, &mut None);
+    let result = session.wait_until(&mut deadline, poll);
+    if result.is_err() {
         session.with(|state| {
             state.protocol.abandon(ticket);
             state.must_wake = true;

@@ -9,11 +9,11 @@ use rdma_mem::{Buffer, GatherList, RemoteMemoryRegion, ScatterList};
 use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkResult};
 
 use crate::channel::Channel;
+use crate::ledger::SlotWait;
 use crate::ledger::end::without_unwinding;
 use crate::ledger::post::NotPosted;
 use crate::ledger::queues::Kept;
 use crate::ledger::ticket::Ticket;
-use crate::ledger::{Ledger, SlotWait};
 
 /// The requests of a channel, each with its buffer and a tag.
 ///
@@ -105,20 +105,25 @@ impl<T> Owned<T> {
         })
     }
 
-    /// Closes the channel, and makes the device release all requests. [`next`](Self::next) then returns those whose
-    /// results are known.
-    pub(super) fn end(&mut self) {
-        without_unwinding(|| self.channel.ledger.settle(Ledger::close_as_asked));
+    /// Closes the channel, and makes the device flush all requests, without waiting for that. Returns false if the
+    /// device refuses.
+    pub(super) fn close(&self) -> bool {
+        self.channel.ledger.close_as_asked()
     }
 
-    /// Destroys the queue pair, and notifies the peer. Returns the buffers of all requests, for the caller to drop.
-    /// Does nothing in a forked child.
+    /// Returns true if [`next`](Self::next) has returned all requests.
+    pub(super) fn is_empty(&self) -> bool {
+        self.receives.is_empty() && self.sends.is_empty()
+    }
+
+    /// Destroys the queue pair of a closed channel, and notifies the peer. Returns the buffers of all requests, for the
+    /// caller to drop. Does not wait until requests are flushed. Does nothing in a forked child.
     pub(super) fn leave(&mut self) -> Vec<Buffer> {
-        self.end();
         let ledger = &mut self.channel.ledger;
         if ledger.check_process().is_err() {
             return Vec::new();
         }
+        without_unwinding(|| ledger.destroy());
         ledger.end_closed();
         // Otherwise it is destroyed when the channel is dropped.
         let _ = ledger.close();
@@ -131,7 +136,7 @@ impl<T> Owned<T> {
 
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
-        self.end();
+        without_unwinding(|| self.channel.ledger.settle(|ledger| _ = ledger.close_as_asked()));
         if self.channel.ledger.check_process().is_err() {
             let queues = (mem::take(&mut self.receives), mem::take(&mut self.sends));
             let _ = ManuallyDrop::new((queues, mem::take(&mut self.doubtful)));

@@ -5,9 +5,10 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use rdma_connect::messaging::{
-    self, Lent, LongRequests, Options, Slots, check_depths, check_limits, limits_of, linger_of,
+    self, Lent, LongRequests, Options, RETRY, Slots, check_depths, check_limits, limits_of,
+    linger_of,
 };
-use rdma_mem::{Buffer, BufferPool, RemoteMemoryRegion};
+use rdma_mem::{Buffer, BufferPool, Error, RemoteMemoryRegion};
 use rdma_message::frame::{CloseReason, Remote};
 use rdma_message::{Incoming, Operation};
 
@@ -36,6 +37,13 @@ enum Request {
     Read(Incoming),
 }
 
+/// The READ of a message.
+#[derive(Clone, Copy, Debug)]
+struct Fetch {
+    message: Incoming,
+    source: RemoteMemoryRegion,
+}
+
 /// The posted requests of a connection, and the memory of its free slots.
 #[derive(Debug)]
 pub(super) struct Requests {
@@ -47,8 +55,18 @@ pub(super) struct Requests {
     linger: Duration,
     /// The time at which the session ends although its close frame has not completed.
     end_by: Option<Instant>,
+    /// The messages that wait for memory.
+    waiting: Vec<Fetch>,
+    /// The time at which they are tried again.
+    retry_at: Option<Instant>,
+    /// The error of the last message that has begun to wait, until it is reported.
+    refused: Option<(Error, usize)>,
+    /// Whether the program was informed that messages wait, since the last one was fetched.
+    is_reported: bool,
     has_failed: bool,
     is_closed: bool,
+    /// The time until which the requests may be flushed.
+    flush_by: Option<Instant>,
     is_left: bool,
 }
 
@@ -70,8 +88,13 @@ impl Requests {
             freed: Vec::new(),
             linger: linger_of(options),
             end_by: None,
+            waiting: Vec::new(),
+            retry_at: None,
+            refused: None,
+            is_reported: false,
             has_failed: false,
             is_closed: false,
+            flush_by: None,
             is_left: false,
         };
         (0..limits.receive_slots())
@@ -89,12 +112,20 @@ impl Requests {
 
     /// Polls completions. Returns true if there were any.
     pub(super) fn poll(&mut self) -> bool {
-        if self.is_closed {
+        if self.is_left {
             return false;
         }
         let polled = self.ledger().take_completions();
-        self.has_failed |= polled.is_err();
+        if polled.is_err() {
+            self.break_off();
+        }
         polled.unwrap_or(true)
+    }
+
+    /// Ends the session, because no completion can be polled any longer. Does not wait until requests are flushed.
+    pub(super) fn break_off(&mut self) {
+        self.has_failed = true;
+        self.flush_by = None;
     }
 
     /// Returns the next request that has completed, as far as completions were polled.
@@ -124,32 +155,102 @@ impl Requests {
         None
     }
 
-    /// Closes the connection if a request has failed. Returns true, once, if all requests have ended because of that.
-    pub(super) fn must_close(&mut self) -> bool {
-        let must = self.has_failed && !self.is_closed;
-        if must {
-            self.is_closed = true;
-            self.owned.end();
-        }
-        must
+    /// Returns true if the requests are being flushed, or have been.
+    pub(super) const fn is_closed(&self) -> bool {
+        self.is_closed
     }
 
-    /// Ends the connection after [`must_close`](Self::must_close), and after the completed requests were processed.
-    /// Returns true, once, if it has ended.
+    /// Closes the connection if a request has failed. The device then flushes all requests.
+    fn close(&mut self) {
+        if self.has_failed && !self.is_closed {
+            self.is_closed = true;
+            self.waiting.clear();
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        let limit = self.ledger().limits.flush;
+        let is_flushing = self.owned.close();
+        self.flush_by = Instant::now().checked_add(limit).filter(|_| is_flushing);
+    }
+
+    /// Ends the session without a close frame.
+    pub(super) fn reset(&mut self) {
+        self.has_failed = true;
+        if self.is_closed && !self.is_left {
+            self.flush();
+        }
+    }
+
+    /// Closes the connection if a request has failed, and ends it after its requests were flushed, or the time for that
+    /// has passed. Called after the completed requests were processed. Returns true, once, if it has ended.
     pub(super) fn leave(&mut self) -> bool {
-        let must = self.is_closed && !mem::replace(&mut self.is_left, self.is_closed);
-        if must {
+        self.close();
+        if !self.is_closed || self.is_left {
+            return false;
+        }
+        let is_flushing = self.flush_by.is_some_and(|end| Instant::now() < end);
+        self.is_left = self.owned.is_empty() || !is_flushing;
+        if self.is_left {
             self.freed.extend(self.owned.leave());
         }
-        must
+        self.is_left
     }
 
-    /// Returns the time that is left until the close frame must have completed. Ends the session after that time.
+    /// Returns the time until which the session may wait for completions: until its close frame must have completed,
+    /// its requests must have been flushed, or fetches are tried again. Ends the session after the first of these times.
     pub(super) fn left(&mut self, left: Option<Duration>) -> Option<Duration> {
-        let Some(end_by) = self.end_by else { return left };
-        let until = end_by.saturating_duration_since(Instant::now());
-        self.has_failed |= until.is_zero();
+        let ends =
+            [self.end_by.filter(|_| !self.is_closed), self.flush_by.filter(|_| !self.is_left)];
+        let ends = ends.into_iter().chain([self.retry_at]).flatten();
+        let Some(end) = ends.min() else { return left };
+        let now = Instant::now();
+        self.has_failed |= self.end_by.is_some_and(|end| end <= now);
+        let until = end.saturating_duration_since(now);
         Some(left.map_or(until, |left| left.min(until)))
+    }
+
+    /// Tries to fetch the messages that wait for memory, if it is time for that. Returns true if one is fetched.
+    pub(super) fn retry(&mut self) -> bool {
+        let Some(_) = self.retry_at.filter(|&at| at <= Instant::now()) else { return false };
+        self.retry_at = None;
+        let waiting = mem::take(&mut self.waiting);
+        let count = waiting.len();
+        waiting.into_iter().for_each(|fetch| self.try_fetch(fetch));
+        self.waiting.len() < count
+    }
+
+    /// Posts the READ of a message if there is memory for it. Otherwise the message waits.
+    fn try_fetch(&mut self, fetch: Fetch) {
+        let Fetch { message, source } = fetch;
+        let posted = match self.pool.allocate(source.length()) {
+            _ if self.is_closed => return,
+            Ok(buffer) => self.owned.read(Request::Read(message), buffer, source),
+            Err(error) => {
+                self.waiting.push(fetch);
+                if self.retry_at.is_none() {
+                    self.retry_at = Instant::now().checked_add(RETRY);
+                }
+                if !self.is_reported {
+                    self.refused = Some((error, source.length()));
+                }
+                self.is_reported = true;
+                return;
+            }
+        };
+        match posted {
+            Ok(()) => self.is_reported = false,
+            Err(buffer) => {
+                self.has_failed = true;
+                self.freed.extend(buffer);
+            }
+        }
+    }
+
+    /// Returns the error and the length of a message that has begun to wait for memory, once.
+    pub(super) const fn take_refused(&mut self) -> Option<(Error, usize)> {
+        self.refused.take()
     }
 
     pub(super) fn take_freed(&mut self) -> Vec<Buffer> {
@@ -200,22 +301,8 @@ impl LongRequests for Requests {
     }
 
     fn fetch(&mut self, message: Incoming, Remote { va, rkey }: Remote, length: u32) {
-        let length = length as usize;
-        let posted = match self.pool.allocate(length) {
-            _ if self.is_closed => return,
-            Ok(buffer) => {
-                let source = RemoteMemoryRegion::new(va, length, rkey);
-                self.owned.read(Request::Read(message), buffer, source)
-            }
-            Err(error) => {
-                tracing::error!(%error, length, "a message has no memory: its connection ends");
-                Err(None)
-            }
-        };
-        if let Err(buffer) = posted {
-            self.has_failed = true;
-            self.freed.extend(buffer);
-        }
+        let source = RemoteMemoryRegion::new(va, length as usize, rkey);
+        self.try_fetch(Fetch { message, source });
     }
 
     fn lend(&mut self, _: Operation, buffer: Buffer) -> Lent {

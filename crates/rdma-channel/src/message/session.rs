@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use rdma_connect::Operation;
 use rdma_connect::messaging::{
-    Mailbox, Options, Protocol, Requests as _, StreamState, linger_of, report,
+    Mailbox, Options, Protocol, Requests as _, StreamState, linger_of, report, report_refused,
 };
 use rdma_mem::{Buffer, BufferPool, Forked, ProtectionDomain};
 use rdma_message::Incoming;
@@ -189,16 +189,25 @@ impl<P: Drive> Session<P> {
         operation: Operation,
         work: impl FnMut(&mut State<P>) -> Poll<R>,
     ) -> Result<R, Unfinished> {
-        self.wait_for(self.limits.of(operation), work)
+        self.wait_until(&mut self.deadline(operation), work)
     }
 
-    fn wait_for<R>(
+    /// Returns the deadline of such an operation.
+    pub(super) const fn deadline(&self, operation: Operation) -> Deadline {
+        Deadline::new(self.limits.of(operation))
+    }
+
+    /// Like [`wait`](Self::wait), with the deadline of a call that may wait several times.
+    ///
+    /// # Errors
+    /// Same errors as [`wait`](Self::wait).
+    pub(super) fn wait_until<R>(
         &self,
-        limit: Duration,
+        deadline: &mut Deadline,
         mut work: impl FnMut(&mut State<P>) -> Poll<R>,
     ) -> Result<R, Unfinished> {
         self.pd.check_process().map_err(Unfinished::Forked)?;
-        let (mut deadline, mut busy) = (Deadline::new(limit), 0_u32);
+        let mut busy = 0_u32;
         let mut state = self.lock();
         loop {
             if let Poll::Ready(ready) = work(&mut state) {
@@ -217,7 +226,7 @@ impl<P: Drive> Session<P> {
                 Next::Poll | Next::Rest(_) => self.yield_lock(state),
                 Next::End => {
                     self.unlock(state);
-                    return Err(Unfinished::TimedOut(limit));
+                    return Err(Unfinished::TimedOut(deadline.limit()));
                 }
             };
         }
@@ -237,7 +246,11 @@ impl<P: Drive> Session<P> {
         left: Option<Duration>,
     ) -> MutexGuard<'s, State<P>> {
         let left = state.requests.left(left);
-        if state.requests.ledger().is_peer_gone() {
+        if state.requests.retry() {
+            return state;
+        }
+        let is_closed = state.requests.is_closed();
+        if !is_closed && state.requests.ledger().is_peer_gone() {
             state.requests.fail();
             return state;
         }
@@ -264,14 +277,14 @@ impl<P: Drive> Session<P> {
             Ok(Armed::Sleep) => {}
             Ok(Armed::Ready) => return state,
             Err(_) => {
-                state.requests.fail();
+                state.requests.break_off();
                 return state;
             }
         }
         state.has_sleeper = true;
         let sleeper = Sleeper(self);
         self.unlock(state);
-        let woken = files.sleep(left);
+        let woken = files.sleep(left, !is_closed);
         let state = sleeper.wake();
         match woken {
             Woken::Event => state.requests.ledger().take_event(),
@@ -288,9 +301,13 @@ impl<P: Drive> Session<P> {
             self.changed.notify_all();
         }
         let freed = state.requests.take_freed();
+        let refused = state.requests.take_refused();
         let error = state.protocol.end().take_unreported();
         drop(state);
         drop(freed);
+        if let Some((error, length)) = refused {
+            report_refused(&error, length);
+        }
         if let Some(error) = error {
             report(error, self.peer);
         }
@@ -324,10 +341,7 @@ impl<P: Drive> Session<P> {
         }
         let session = Arc::clone(self);
         let linger = move || {
-            let _ = session.wait_for(session.linger, |state| match state.protocol.end().reason() {
-                Some(_) => Poll::Ready(()),
-                None => Poll::Pending,
-            });
+            let _ = session.wait_until(&mut Deadline::new(session.linger), State::poll_ended);
             session.reset();
         };
         if self.linger.is_zero() || thread::Builder::new().spawn(linger).is_err() {
@@ -335,8 +349,10 @@ impl<P: Drive> Session<P> {
         }
     }
 
+    /// Ends the session without a close frame, and waits until its requests were flushed.
     fn reset(&self) {
-        self.with(|state| state.requests.fail());
+        self.with(|state| state.requests.reset());
+        let _ = self.wait_until(&mut Deadline::new(NO_LIMIT), State::poll_ended);
     }
 }
 
@@ -366,6 +382,14 @@ impl<P> Drop for Sleeper<'_, P> {
 }
 
 impl<P: Drive> State<P> {
+    /// Ready when the connection has ended.
+    fn poll_ended(&mut self) -> Poll<()> {
+        match self.protocol.end().reason() {
+            Some(_) => Poll::Ready(()),
+            None => Poll::Pending,
+        }
+    }
+
     /// Polls completions. Returns true if there were any.
     pub(super) fn poll(&mut self) -> bool {
         self.requests.poll()
@@ -382,7 +406,6 @@ impl<P: Drive> State<P> {
             }
             match self.requests.next() {
                 Some(completed) => self.complete(completed),
-                None if self.requests.must_close() => {}
                 None if self.requests.leave() => {
                     self.protocol.lost();
                     self.must_wake = true;
@@ -445,7 +468,8 @@ impl Files {
         Ok(Some(Self { events, waker: Waker::new()?, stream }))
     }
 
-    fn sleep(&self, left: Option<Duration>) -> Woken {
+    /// Sleeps until something may have changed, or the time is over. The stream matters if the peer is `watched`.
+    fn sleep(&self, left: Option<Duration>, watched: bool) -> Woken {
         // If the limit is longer than the kernel can represent, there is no limit.
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         let is_ready = |file: &PollFd<'_>| !file.revents().is_empty();
@@ -454,7 +478,7 @@ impl Files {
             PollFd::new(&self.waker, PollFlags::IN),
             PollFd::new(&self.events, PollFlags::empty()),
         ];
-        let count = match &self.stream {
+        let count = match self.stream.as_ref().filter(|_| watched) {
             Some(stream) => {
                 files[2] = PollFd::new(&**stream, PollFlags::RDHUP);
                 3

@@ -2,6 +2,7 @@
 
 mod ends;
 mod messages;
+mod offers;
 mod process;
 mod rig;
 mod streams;

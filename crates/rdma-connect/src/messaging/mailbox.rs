@@ -12,7 +12,7 @@ use rdma_message::{
 
 use super::body::{Arriving, Body};
 use super::error::MessageError;
-use super::operations::{Operations, Ticket};
+use super::operations::{Operations, Source, Ticket};
 use super::tasks::{Tasks, Waiting};
 use super::{End, Lent, LongRequests, Protocol};
 
@@ -46,6 +46,41 @@ impl Content<'_> {
         }
     }
 }
+
+/// The length of the longest message that is copied while the session is locked.
+const LONG_COPY: usize = 1 << 20;
+
+/// An operation that has begun.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Begun {
+    /// The number of the operation.
+    pub ticket: Ticket,
+    /// The copy to make of a long message. The operation continues with [`Mailbox::copied`].
+    pub copy: Option<LongCopy>,
+}
+
+/// The memory for the copy of a long message, if the message is to be lent.
+#[derive(Debug)]
+pub struct LongCopy(Option<Buffer>);
+
+impl LongCopy {
+    /// Copies the message. The caller does not lock the session meanwhile.
+    #[must_use]
+    pub fn of(self, message: &[u8]) -> Copied {
+        Copied(match self.0 {
+            Some(mut buffer) => {
+                buffer.copy_from_slice(message);
+                Source::Buffer(buffer)
+            }
+            None => Source::Rest(message.to_vec(), 0),
+        })
+    }
+}
+
+/// The copy of a long message.
+#[derive(Debug)]
+pub struct Copied(Source);
 
 /// A message, with its ID if it is a request.
 pub type Received = (Body, Option<CallId>);
@@ -316,7 +351,7 @@ impl Mailbox {
         (waiting, waker): (&mut Waiting, &mut Option<Waker>),
         requests: &mut impl LongRequests,
         woken: &mut Vec<Waker>,
-    ) -> Poll<Result<Ticket, MessageError>> {
+    ) -> Poll<Result<Begun, MessageError>> {
         let operation = match self.begin(start, content.length()) {
             Ok(operation) => operation,
             Err(SendError::NotOpen | SendError::Full) => {
@@ -333,10 +368,16 @@ impl Mailbox {
                 }
             }
             Content::Bytes(bytes) => {
-                if let Some(mut buffer) = self.stage(bytes.len(), requests) {
+                let staged = self.stage(bytes.len(), requests);
+                staged.iter().for_each(|buffer| self.operations.stage(ticket, buffer));
+                if bytes.len() > LONG_COPY {
+                    self.machine.hold(operation);
+                    return Poll::Ready(Ok(Begun { ticket, copy: Some(LongCopy(staged)) }));
+                }
+                if let Some(mut buffer) = staged {
                     buffer.copy_from_slice(bytes);
-                    self.operations.set_staged(ticket, buffer);
-                    return Poll::Ready(Ok(ticket));
+                    self.operations.set_buffer(ticket, buffer);
+                    return Poll::Ready(Ok(Begun { ticket, copy: None }));
                 }
                 let sent = self.send_from(operation, bytes, requests, woken);
                 if let Some(rest) = bytes.get(sent..).filter(|rest| !rest.is_empty()) {
@@ -345,7 +386,16 @@ impl Mailbox {
                 }
             }
         }
-        Poll::Ready(Ok(ticket))
+        Poll::Ready(Ok(Begun { ticket, copy: None }))
+    }
+
+    /// Continues an operation after its message was copied.
+    pub fn copied(&mut self, ticket: Ticket, copied: Copied, requests: &mut impl LongRequests) {
+        let unused = self.operations.set_source(ticket, copied.0).into_buffer();
+        unused.into_iter().for_each(|memory| requests.free(memory));
+        if let Some(operation) = self.operations.operation(ticket) {
+            self.machine.resume(operation);
+        }
     }
 
     /// Executes all instructions. The parts of the operation are copied from `bytes`. Returns the number of bytes that

@@ -15,7 +15,7 @@ pub struct Ticket(usize);
 
 /// The bytes of a message that are still to be sent.
 #[derive(Debug, Default)]
-enum Source {
+pub(super) enum Source {
     /// None are left, or they are lent to the peer.
     #[default]
     Nothing,
@@ -27,7 +27,7 @@ enum Source {
 
 impl Source {
     /// Returns the memory to free, which may be of a pool of the program.
-    fn into_buffer(self) -> Option<Buffer> {
+    pub(super) fn into_buffer(self) -> Option<Buffer> {
         match self {
             Self::Buffer(buffer) => Some(buffer),
             Self::Nothing | Self::Rest(..) => None,
@@ -114,7 +114,7 @@ impl Operations {
     }
 
     /// Sets the source of an operation that has no result. Returns the old source.
-    fn set_source(&mut self, ticket: Ticket, source: Source) -> Source {
+    pub(super) fn set_source(&mut self, ticket: Ticket, source: Source) -> Source {
         let Some(pending) = self.at(ticket).filter(|pending| pending.result.is_none()) else {
             return source;
         };
@@ -136,14 +136,18 @@ impl Operations {
         self.set_source(ticket, Source::Buffer(buffer));
     }
 
-    /// Sets the memory that a message was copied to. It counts as staged until the peer has fetched it.
-    pub(super) fn set_staged(&mut self, ticket: Ticket, buffer: Buffer) {
+    /// Counts the memory that a message is copied to as staged until the peer has fetched it.
+    pub(super) fn stage(&mut self, ticket: Ticket, buffer: &Buffer) {
         let bytes = buffer.len() as u64;
         if let Some(pending) = self.at(ticket) {
             pending.staged = bytes;
             self.staged += bytes;
         }
-        self.set_buffer(ticket, buffer);
+    }
+
+    /// Returns the operation of a ticket.
+    pub(super) fn operation(&mut self, ticket: Ticket) -> Option<Operation> {
+        self.at(ticket).map(|pending| pending.operation)
     }
 
     /// Stops counting the memory that a message was copied to.

@@ -4,7 +4,8 @@ use std::sync::Weak;
 use std::task::{Poll, Waker};
 
 use rdma_connect::messaging::{
-    self, Content, End, Lent, LongRequests, MessageError, Protocol, Slots, Start, Ticket, Waiting,
+    self, Begun, Content, Copied, End, Lent, LongRequests, MessageError, Protocol, Slots, Start,
+    Ticket, Waiting,
 };
 use rdma_mem::{Buffer, BufferPool};
 use rdma_message::frame::{CloseReason, Remote};
@@ -53,9 +54,15 @@ impl State<Mailbox> {
         &mut self,
         start: (Start, &mut Content<'_>),
         task: (&mut Waiting, &mut Option<Waker>),
-    ) -> Poll<Result<Ticket, MessageError>> {
+    ) -> Poll<Result<Begun, MessageError>> {
         let (mailbox, mut requests) = self.protocol.parts(&mut self.requests);
         mailbox.poll_start(start, task, &mut requests, &mut self.woken)
+    }
+
+    /// Continues an operation after its message was copied.
+    pub(super) fn copied(&mut self, ticket: Ticket, copied: Copied) {
+        let (mailbox, mut requests) = self.protocol.parts(&mut self.requests);
+        mailbox.copied(ticket, copied, &mut requests);
     }
 }
 

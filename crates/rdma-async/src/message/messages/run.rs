@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use rdma_connect::messaging::{Body, Content, MessageError, Start, Ticket, Waiting};
+use rdma_connect::messaging::{Begun, Body, Content, MessageError, Start, Ticket, Waiting};
 use tokio::task::coop::consume_budget;
 
 use super::mailbox::Mailbox;
@@ -21,8 +21,13 @@ pub(super) async fn run(
     // Without a budget, a task whose messages are always sent at once would starve other tasks.
     consume_budget().await;
     let begun = wait(session, |state, task| state.poll_start((start, &mut content), task)).await;
-    let mut running = Running { session, ticket: Some(begun?) };
+    let Begun { ticket, copy, .. } = begun?;
+    let mut running = Running { session, ticket: Some(ticket) };
     started();
+    if let (Some(copy), Content::Bytes(bytes)) = (copy, content) {
+        let copied = copy.of(bytes);
+        session.with(|state| state.copied(ticket, copied));
+    }
     poll_fn(|cx| running.poll(cx)).await
 }
 

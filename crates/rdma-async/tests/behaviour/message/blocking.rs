@@ -15,7 +15,7 @@ use crate::common::{DEVICES, run};
 const ANY: &str = "127.0.0.1:0";
 
 /// Some lengths: of single frames, of many, and of messages that are lent.
-const LENGTHS: [usize; 7] = [0, 8, 32 << 10, 100_000, 300_000, 1 << 20, 5];
+const LENGTHS: [usize; 7] = [0, 8, 32 << 10, 100_000, 300_000, 3 << 20, 5];
 
 fn domain(device: &str) -> (ProtectionDomain, BufferPool) {
     let pd = open_device(device).unwrap().allocate_pd().unwrap();

@@ -25,7 +25,7 @@ fn short() -> Options {
 fn lengths() -> impl Iterator<Item = usize> {
     let frame = 32 << 10;
     let near = (frame - 33..=frame).chain([frame / 2 - 1, frame / 2, 4088, 4089, 2 * frame]);
-    [0, 1, 8, 1 << 20, 0, 3].into_iter().chain(near)
+    [0, 1, 8, (1 << 20) + 1, 0, 3].into_iter().chain(near)
 }
 
 #[test]

@@ -50,6 +50,8 @@ thread_local! {
     pub(crate) static STAY: Cell<bool> = const { Cell::new(false) };
     /// Whether regions refuse to be deregistered.
     pub(crate) static KEEP_REGIONS: Cell<bool> = const { Cell::new(false) };
+    /// Whether queue pairs only pretend to enter the error state.
+    pub(crate) static PRETEND: Cell<bool> = const { Cell::new(false) };
     /// Number of destroyed queue pairs.
     pub(crate) static DESTROYED: Cell<u32> = const { Cell::new(0) };
     /// Whether polls find nothing until a queue pair is queried.
@@ -96,6 +98,7 @@ pub(crate) fn honest() {
     KEEP_REGIONS.set(false);
     KEPT.set(None);
     STAY.set(false);
+    PRETEND.set(false);
     UNTIL_QUERY.set(false);
 }
 
@@ -223,8 +226,13 @@ unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_
     let state = ibv_qp_attr_mask::IBV_QP_STATE.0.cast_signed();
     // SAFETY: SAFETY.md F1: the caller upholds the same contract.
     let to = unsafe { (*attr).qp_state };
-    if STAY.get() && mask & state != 0 && to == ibv_qp_state::IBV_QPS_ERR {
-        return Errno::EINVAL.raw();
+    if mask & state != 0 && to == ibv_qp_state::IBV_QPS_ERR {
+        if STAY.get() {
+            return Errno::EINVAL.raw();
+        }
+        if PRETEND.get() {
+            return 0;
+        }
     }
     // SAFETY: SAFETY.md F1: the caller upholds the same contract.
     unsafe { (rdma_soft::verbs().modify_qp)(qp, attr, mask) }

@@ -158,7 +158,7 @@ pub(super) fn open(rig: &Rig, peer: &mut Channel) {
 }
 
 /// The memory of a frame without bytes of a message.
-fn frame(rig: &Rig, body: Body) -> Buffer {
+pub(super) fn frame(rig: &Rig, body: Body) -> Buffer {
     let limits = Limits { receives: CREDIT, bytes: 1 << 20, fetched: 0 };
     let header = Frame::new(limits, body).encode();
     let mut frame = rig.pool.allocate(header.as_bytes().len()).unwrap();

@@ -86,11 +86,20 @@ impl Rig {
 
     /// Both ends of a channel whose queues fit the options.
     pub(super) fn channels(&self, options: Options) -> (Channel, Channel) {
+        self.channels_with(options, |client| client)
+    }
+
+    /// The same with this change to the client's.
+    pub(super) fn channels_with(
+        &self,
+        options: Options,
+        change: impl FnOnce(ChannelBuilder<'_>) -> ChannelBuilder<'_>,
+    ) -> (Channel, Channel) {
         let mut listener = self.server().fit(&options).listen("127.0.0.1:0").unwrap();
         let address = listener.local_addr();
         thread::scope(|threads| {
             let server = threads.spawn(|| listener.accept().unwrap());
-            let (client, _) = self.client().fit(&options).connect(address).unwrap();
+            let (client, _) = change(self.client()).fit(&options).connect(address).unwrap();
             (client, server.join().unwrap())
         })
     }

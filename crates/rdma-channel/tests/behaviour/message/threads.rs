@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use rdma_channel::message::{ConnectionError, MessageError, Messages, Options, SendError};
 use rdma_channel::{BufferPool, Wait};
@@ -13,7 +14,9 @@ use test_support::program::in_own_process;
 use super::ends::{CREDIT, open};
 use super::rig::{Rig, bytes, on_each};
 use crate::common::must_end;
-use crate::common::provider::{KEEP_REGIONS, POST, Post, STAY, at_next_poll, faulty, honest};
+use crate::common::provider::{
+    KEEP_REGIONS, POST, PRETEND, Post, STAY, at_next_poll, faulty, honest,
+};
 
 /// One thread sleeps in `receive`. Another one cannot post, and the device has failed: no request of the queue pair
 /// completes before the queue pair is destroyed.
@@ -39,6 +42,27 @@ fn a_sleeping_receiver_wakes_when_another_thread_ends_the_connection() {
             let error = receives.join().unwrap();
             assert!(matches!(error, MessageError::Ended(ConnectionError::Lost)), "{error}");
         });
+    });
+}
+
+/// The limit of the flush is long, but each call ends at its own limit.
+#[test]
+fn a_device_that_does_not_flush_prolongs_no_call() {
+    must_end(|| {
+        let limit = Duration::from_millis(20);
+        let rig = Rig::of(faulty("soft0"), Wait::SpinThenSleep).within(limit);
+        let options = Options::new().linger(Duration::ZERO);
+        let (victim, mut peer) =
+            rig.channels_with(options, |client| client.drain_timeout(Duration::from_secs(3600)));
+        let victim = Messages::new(victim, &rig.pool, options).unwrap();
+        open(&rig, &mut peer);
+        POST.set(Post::Refused(Errno::EIO));
+        PRETEND.set(true);
+        let error = victim.receive().unwrap_err();
+        assert!(matches!(error, MessageError::TimedOut { .. }), "{error}");
+        let error = victim.send(b"refused").unwrap_err();
+        assert!(matches!(error, MessageError::TimedOut { .. }), "{error}");
+        honest();
     });
 }
 
