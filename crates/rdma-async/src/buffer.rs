@@ -7,4 +7,3 @@ pub(crate) mod held;
 pub(crate) mod pool;
 pub(crate) mod shared;
 pub(crate) mod view;
-pub(crate) mod window;

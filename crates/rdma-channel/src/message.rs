@@ -14,6 +14,7 @@ mod owned;
 mod requests;
 mod session;
 mod stream;
+mod windows;
 
 pub use messages::incoming::Message;
 pub use messages::{Messages, MessagesListener};

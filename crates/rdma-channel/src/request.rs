@@ -2,8 +2,8 @@
 
 use rdma_connect::Operation;
 use rdma_qp::{
-    AtomicWorkRequest, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
-    WorkRequest, WriteWorkRequest,
+    AtomicWorkRequest, BindWindow, LocalInvalidate, QueuedRequest, ReadWorkRequest,
+    ReceiveWorkRequest, SendWorkRequest, WorkRequest, WriteWorkRequest,
 };
 
 /// A work request with memory borrowed for `'data`.
@@ -52,6 +52,28 @@ impl<'data> Post<'data> for ReceiveWorkRequest<'_, 'data> {
     fn signaled(self, _: bool) -> Self {
         self
     }
+}
+
+/// Only `message` posts these requests, and all of them are signaled.
+macro_rules! window_posts {
+    ($($request:ty => $operation:ident;)+) => {$(
+        impl<'data> Post<'data> for $request {
+            const OPERATION: Operation = Operation::$operation;
+
+            fn is_signaled(&self) -> bool {
+                true
+            }
+
+            fn signaled(self, _: bool) -> Self {
+                self
+            }
+        }
+    )+};
+}
+
+window_posts! {
+    BindWindow<'_> => Bind;
+    LocalInvalidate => Invalidation;
 }
 
 /// A send queue request of any kind, for a batch. Created from a request with `into()`.

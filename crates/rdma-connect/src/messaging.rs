@@ -6,11 +6,13 @@
 mod body;
 mod bytes;
 mod error;
+mod lender;
 mod mailbox;
 mod operations;
 mod options;
 mod slots;
 mod tasks;
+mod window;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -24,11 +26,13 @@ use rdma_message::{ConnectionError, Incoming, Operation, Output};
 pub use body::Body;
 pub use bytes::{Arrived, StreamState, chunk_bytes};
 pub use error::MessageError;
+pub use lender::{Lender, LoanRequests};
 pub use mailbox::{Begun, Content, Copied, LongCopy, Mailbox, Received, Start};
 pub use operations::Ticket;
 pub use options::{Options, check_depths, check_limits, depths_of, limits_of, linger_of};
 pub use slots::Slots;
 pub use tasks::Waiting;
+pub use window::Window;
 
 /// The requests of a connection, and the memory of its free slots.
 pub trait Requests {
@@ -112,7 +116,7 @@ pub trait Protocol<R>: fmt::Debug + Send + 'static {
     fn act(&mut self, output: Output, requests: &mut R, woken: &mut Vec<Waker>);
 
     /// Ends the protocol, because the queue pair has been destroyed.
-    fn lost(&mut self);
+    fn lost(&mut self, requests: &mut R);
 
     /// Returns whether the next completion of a receive, and of a SEND, must be processed although no task calls the
     /// session.

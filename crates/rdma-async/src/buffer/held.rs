@@ -1,13 +1,13 @@
 //! The memory of an operation while the device uses it. One enum holds all kinds of buffers, so a slot needs no
 //! allocation.
 
+use rdma_connect::messaging::Window;
 use std::mem;
 
 use rdma_mem::{Buffer, SliceMut, SliceRef};
 
 use crate::buffer::shared::SharedBuffer;
 use crate::buffer::view::BufferSlice;
-use crate::buffer::window::Window;
 
 /// The memory of a request. Internal: only generic operations use it.
 #[derive(Debug, Default)]

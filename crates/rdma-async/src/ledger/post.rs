@@ -1,6 +1,7 @@
 //! Posts requests.
 #![allow(unsafe_code)]
 
+use rdma_connect::messaging::Window;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
@@ -17,7 +18,6 @@ use rdma_qp::{
 use super::slots::Id;
 use crate::buffer::held::sealed::Lease;
 use crate::buffer::held::{Held, Rarer};
-use crate::buffer::window::Window;
 use crate::operation::kinds::Kind;
 
 /// The size of an atomic operation, in bytes.

@@ -1,7 +1,6 @@
 //! Connections that carry messages, requests and replies.
 
 pub(super) mod incoming;
-mod lender;
 mod mailbox;
 mod run;
 mod supply;

@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::io;
 use std::task::Waker;
 
-use rdma_connect::messaging::{self, Options, Slots, check_limits, limits_of};
+use rdma_connect::messaging::{
+    self, LoanRequests, Options, Slots, Window, check_limits, limits_of,
+};
 use rdma_mem::{AccessFlags, Buffer, RemoteMemoryRegion};
 use rdma_message::frame::CloseReason;
 use rdma_message::{Incoming, RESERVED_SENDS};
@@ -15,7 +17,6 @@ use crate::buffer::held::Held;
 use crate::buffer::held::sealed::Lease;
 use crate::buffer::pool::Pool;
 use crate::buffer::view::BufferExt as _;
-use crate::buffer::window::Window;
 use crate::connection::Connection;
 use crate::ledger::Ended;
 use crate::ledger::post::RequestSpec;
@@ -120,30 +121,6 @@ impl Requests {
             is_reported: false,
             has_failed: false,
             is_closed: false,
-        }
-    }
-
-    /// Posts the bind of a window to all of its buffer.
-    ///
-    /// # Errors
-    /// Returns the window if the bind was not posted. It is not bound.
-    pub(super) fn bind(
-        &mut self,
-        loan: usize,
-        window: Window<Buffer>,
-    ) -> Result<(), Window<Buffer>> {
-        let request = RequestSpec::Bind(0, window.memory().len(), AccessFlags::REMOTE_READ);
-        self.post_window::<Bind<_>>(&request, SendRequest::Bind(loan), window)
-    }
-
-    /// Posts the invalidation of a bound window. If that fails, the connection ends, and the window is deallocated.
-    pub(super) fn invalidate(&mut self, loan: usize, window: Window<Buffer>) {
-        let Some((key, _)) = window.remote() else { return };
-        let request = RequestSpec::Invalidate(key);
-        let kind = SendRequest::Invalidate(loan);
-        if let Err(window) = self.post_window::<Invalidate<_>>(&request, kind, window) {
-            self.has_failed = true;
-            turns::free(window.into_held());
         }
     }
 
@@ -338,6 +315,31 @@ impl Requests {
             }
         }
         true
+    }
+}
+
+impl LoanRequests for Requests {
+    fn bind(&mut self, loan: usize, window: Window<Buffer>) -> Result<(), Window<Buffer>> {
+        let request = RequestSpec::Bind(0, window.memory().len(), AccessFlags::REMOTE_READ);
+        self.post_window::<Bind<_>>(&request, SendRequest::Bind(loan), window)
+    }
+
+    fn invalidate(&mut self, loan: usize, window: Window<Buffer>) {
+        let Some((key, _)) = window.remote() else { return };
+        let request = RequestSpec::Invalidate(key);
+        let kind = SendRequest::Invalidate(loan);
+        if let Err(window) = self.post_window::<Invalidate<_>>(&request, kind, window) {
+            self.has_failed = true;
+            self.deallocate(window);
+        }
+    }
+
+    fn deallocate(&mut self, window: Window<Buffer>) {
+        turns::free(window.into_held());
+    }
+
+    fn free(&mut self, memory: Buffer) {
+        turns::free(memory.into_held());
     }
 }
 

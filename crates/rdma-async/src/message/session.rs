@@ -205,7 +205,7 @@ impl<P: Drive> State<P> {
     fn end(&mut self) {
         self.settle();
         self.requests.leave();
-        self.protocol.lost();
+        self.protocol.lost(&mut self.requests);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Operations on memory windows.
 #![allow(unsafe_code)]
 
+use rdma_connect::messaging::Window;
 use std::marker::PhantomData;
 
 use rdma_connect::Operation;
@@ -8,7 +9,6 @@ use rdma_mem::{BindableRegion, OwnedRegion};
 use rdma_qp::WorkSuccess;
 
 use crate::buffer::held::sealed::Lease;
-use crate::buffer::window::Window;
 use crate::operation::kinds::Kind;
 use crate::operation::kinds::sealed::Sealed;
 

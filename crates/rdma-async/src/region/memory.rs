@@ -1,11 +1,10 @@
 //! Memory that can be opened to peers.
 
+use rdma_connect::messaging::Window;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 use rdma_mem::{AccessFlags, Error, OwnedRegion, ProtectionDomain, RegionMemory, SharedRegion};
-
-use crate::buffer::window::Window;
 
 /// Memory of this process that can be opened for a limited time, to [all peers](Self::reserve) or to
 /// [one](Self::reserve_for). Dereferences to its bytes.

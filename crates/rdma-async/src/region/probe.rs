@@ -5,6 +5,7 @@
 //! the other rules of windows. The software device of Linux 6.1 (`docs/rxe-differences.md`) keeps windows bound after
 //! their queue pair has ended. Its kernel crashes when a window that is not bound is invalidated.
 
+use rdma_connect::messaging::Window;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,6 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::kinds::Bind;
-use crate::buffer::window::Window;
 use crate::connection::Connection;
 use crate::driver::Driver;
 use crate::driver::shared::Handle;

@@ -1,5 +1,6 @@
 //! Memory that is open to one peer until a function returns or its time is up.
 
+use rdma_connect::messaging::Window;
 use std::time::Duration;
 
 use rdma_connect::TransportError;
@@ -10,7 +11,6 @@ use super::kinds::{Bind, Invalidate};
 use super::memory::Region;
 use super::probe;
 use super::reserve::{ReserveError, Reserved, at_once, not_opened, run_until_end};
-use crate::buffer::window::Window;
 use crate::connection::Connection;
 use crate::ledger::closed;
 use crate::ledger::post::RequestSpec;

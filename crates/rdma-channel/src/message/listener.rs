@@ -68,12 +68,13 @@ fn failed(source: io::Error) -> ConnectError {
 
 impl<C> ChannelBuilder<'_, C> {
     /// Sets the lengths of the queues to those that a [`Stream`](super::Stream) or [`Messages`](super::Messages) with
-    /// these options need.
+    /// these options need, and lets the peer read memory that is lent to it.
     ///
     /// # Examples
     /// See [`Stream::new`](super::Stream::new).
     pub fn fit(self, options: &Options) -> Self {
         let [sends, receives] = depths_of(options);
-        self.max_send_wr(sends).max_recv_wr(receives)
+        let access = self.options.qp.granted().with_remote_read();
+        self.max_send_wr(sends).max_recv_wr(receives).access(access)
     }
 }

@@ -6,6 +6,8 @@ use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
 
 use rdma_connect::messaging::{
     Begun, Body, Content, Mailbox, MessageError, Options, Start, Waiting, limits_of,
@@ -17,8 +19,10 @@ use serde::Serialize;
 
 use self::incoming::Message;
 use super::session::{Session, State, Unfinished};
+use super::windows;
 use crate::channel::Channel;
 use crate::channel::builder::ChannelBuilder;
+use crate::deadline::Deadline;
 use crate::rendezvous::builder::ByAddress;
 
 /// A channel that carries messages of any length, in order, in both directions. A message may be a request, to which
@@ -82,12 +86,13 @@ impl Messages {
     /// # Errors
     /// Same errors as [`Stream::new`](super::Stream::new).
     pub fn new(channel: Channel, pool: &BufferPool, options: Options) -> io::Result<Self> {
-        let limits = limits_of(&options, false);
-        let mailbox = || {
-            let machine = rdma_message::Messages::new(&limits).map_err(io::Error::other)?;
-            Ok(Mailbox::new(machine, limits))
+        let lends =
+            limits_of(&options, true).offers > 0 && windows::are_bounded(&channel.ledger.pd);
+        let mailbox = |limits: &_| {
+            let machine = rdma_message::Messages::new(limits).map_err(io::Error::other)?;
+            Ok(Mailbox::new(machine, *limits))
         };
-        Ok(Self { session: Session::new(channel, pool, &options, mailbox)? })
+        Ok(Self { session: Session::new(channel, pool, &options, lends, mailbox)? })
     }
 
     /// Sends a message. Returns when the peer's device has received all of it; the peer's program may not have.
@@ -141,10 +146,15 @@ impl Messages {
     /// [`MessageError::Ended`] if the connection has ended before the peer finished. Messages that had arrived
     /// completely are received before that. [`MessageError::TimedOut`] after the limit; nothing is lost then.
     pub fn receive(&self) -> Result<Option<Message>, MessageError> {
-        let poll = |state: &mut State<Mailbox>| {
-            state.protocol.poll_receive(&mut Waiting::default(), &mut None)
+        let poll = |State { protocol, .. }: &mut State<Mailbox>| {
+            let received = protocol.poll_receive(&mut Waiting::default(), &mut None);
+            received.map(|received| (received, protocol.owes_count()))
         };
-        let received = self.session.wait(Operation::Receive, poll)??;
+        let (received, owes_count) = self.session.wait(Operation::Receive, poll)?;
+        if owes_count {
+            count_fetched(&self.session);
+        }
+        let received = received?;
         let message = |(body, request)| Message::new(Arc::clone(&self.session), body, request);
         Ok(received.map(message))
     }
@@ -195,7 +205,10 @@ fn run(
         let copied = copy.of(bytes);
         session.with(|state| state.protocol.copied(ticket, copied, &mut state.requests));
     }
-    let poll = |state: &mut State<Mailbox>| state.protocol.poll_result(ticket, &mut None);
+    let poll = |State { protocol, .. }: &mut State<Mailbox>| {
+        let result = protocol.poll_result(ticket, &mut None);
+        result.map(|result| (result, protocol.owes_count()))
+    };
     let result = session.wait_until(&mut deadline, poll);
     if result.is_err() {
         session.with(|state| {
@@ -203,8 +216,23 @@ fn run(
             state.must_wake = true;
         });
     }
-    result?
+    let (result, owes_count) = result?;
+    if owes_count {
+        count_fetched(session);
+    }
+    result
 }
+
+/// Waits until a frame counts what was fetched: the session makes no progress between calls, and the peer waits. The
+/// peer may have to acknowledge an earlier frame first. If it does not do so soon, a later call sends the frame.
+fn count_fetched(session: &Session<Mailbox>) {
+    let _ = session.wait_until(&mut Deadline::new(COUNT_LIMIT), |state| {
+        if state.protocol.owes_count() { Poll::Pending } else { Poll::Ready(()) }
+    });
+}
+
+/// The time in which the peer acknowledges a frame if it processes its completions.
+const COUNT_LIMIT: Duration = Duration::from_millis(100);
 
 impl From<Unfinished> for MessageError {
     fn from(unfinished: Unfinished) -> Self {

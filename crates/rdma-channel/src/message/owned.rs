@@ -3,10 +3,14 @@
 
 use std::collections::VecDeque;
 use std::mem::{self, ManuallyDrop};
+use std::ops::Range;
 
-use rdma_connect::WorkId;
-use rdma_mem::{Buffer, GatherList, RemoteMemoryRegion, ScatterList};
-use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkResult};
+use rdma_connect::messaging::Window;
+use rdma_connect::{Operation, WorkId};
+use rdma_mem::{AccessFlags, Buffer, GatherList, RemoteMemoryRegion, ScatterList};
+use rdma_qp::{
+    BindWindow, LocalInvalidate, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkResult,
+};
 
 use crate::channel::Channel;
 use crate::ledger::SlotWait;
@@ -15,18 +19,42 @@ use crate::ledger::post::NotPosted;
 use crate::ledger::queues::Kept;
 use crate::ledger::ticket::Ticket;
 
-/// The requests of a channel, each with its buffer and a tag.
+/// The memory of a request.
+#[derive(Debug)]
+pub(super) enum Memory {
+    Buffer(Buffer),
+    /// The window that the request binds or invalidates.
+    Window(Window<Buffer>),
+}
+
+impl Memory {
+    fn into_buffer(self) -> Option<Buffer> {
+        match self {
+            Self::Buffer(buffer) => Some(buffer),
+            Self::Window(_) => None,
+        }
+    }
+
+    fn into_window(self) -> Option<Window<Buffer>> {
+        match self {
+            Self::Buffer(_) => None,
+            Self::Window(window) => Some(window),
+        }
+    }
+}
+
+/// The requests of a channel, each with its memory and a tag.
 ///
 /// When this value is dropped, the requests end, as at the end of a scope. In a forked child, which does not own the
-/// memory, the buffers are leaked.
+/// memory, the memory is leaked.
 #[derive(Debug)]
 pub(super) struct Owned<T> {
     /// The receives in order of posting.
-    receives: VecDeque<(T, WorkId, Buffer)>,
+    receives: VecDeque<(T, WorkId, Memory)>,
     /// The requests of the send queue in order of posting.
-    sends: VecDeque<(T, WorkId, Buffer)>,
-    /// The buffers of requests whose posts failed, although the device may have accepted them.
-    doubtful: Vec<Buffer>,
+    sends: VecDeque<(T, WorkId, Memory)>,
+    /// The memory of requests whose posts failed, although the device may have accepted them.
+    doubtful: Vec<Memory>,
     channel: Channel,
 }
 
@@ -51,7 +79,9 @@ impl<T> Owned<T> {
         // SAFETY: SAFETY.md F27: the buffer stays in `receives` or `doubtful` until the request is over.
         let posted = ledger.post(ledger.only(), request, SlotWait::Now, unsafe { Kept::new() });
         let id = outcome(posted);
-        keep(&mut self.receives, &mut self.doubtful, (tag, id, buffer))
+        let memory = Memory::Buffer(buffer);
+        keep(&mut self.receives, &mut self.doubtful, (tag, id, memory))
+            .map_err(|memory| memory?.into_buffer())
     }
 
     /// Posts a SEND of the first `length` bytes of a buffer. It is solicited, because a peer may wait only for such.
@@ -71,7 +101,9 @@ impl<T> Owned<T> {
         // SAFETY: SAFETY.md F27: the buffer stays in `sends` or `doubtful` until the request is over.
         let posted = ledger.post(ledger.only(), request, SlotWait::Now, unsafe { Kept::new() });
         let id = outcome(posted);
-        keep(&mut self.sends, &mut self.doubtful, (tag, id, buffer))
+        let memory = Memory::Buffer(buffer);
+        keep(&mut self.sends, &mut self.doubtful, (tag, id, memory))
+            .map_err(|memory| memory?.into_buffer())
     }
 
     /// Posts a READ of the peer's memory into a buffer.
@@ -90,18 +122,74 @@ impl<T> Owned<T> {
         // SAFETY: SAFETY.md F27: the buffer stays in `sends` or `doubtful` until the request is over.
         let posted = ledger.post(ledger.only(), request, SlotWait::Now, unsafe { Kept::new() });
         let id = outcome(posted);
-        keep(&mut self.sends, &mut self.doubtful, (tag, id, buffer))
+        let memory = Memory::Buffer(buffer);
+        keep(&mut self.sends, &mut self.doubtful, (tag, id, memory))
+            .map_err(|memory| memory?.into_buffer())
+    }
+
+    /// Posts the bind of a window that is not bound, to this range of its memory.
+    ///
+    /// # Errors
+    /// Returns the window, which is not bound, unless the device may have accepted the request.
+    pub(super) fn bind(
+        &mut self,
+        tag: T,
+        mut window: Window<Buffer>,
+        range: Range<usize>,
+        access: AccessFlags,
+    ) -> Result<(), Option<Window<Buffer>>> {
+        let ledger = &self.channel.ledger;
+        let Ok(request) = BindWindow::new(window.get_mut(), range, access) else {
+            return Err(Some(window));
+        };
+        // SAFETY: SAFETY.md F27: the window stays in `sends` or `doubtful` until the request is over.
+        let posted = ledger.post(ledger.only(), request, SlotWait::Now, unsafe { Kept::new() });
+        let id = outcome(posted);
+        if matches!(id, Err(false)) {
+            // SAFETY: SAFETY.md F27: posting the bind has failed.
+            unsafe { window.get_mut().never_bound() };
+        }
+        let memory = Memory::Window(window);
+        keep(&mut self.sends, &mut self.doubtful, (tag, id, memory))
+            .map_err(|memory| memory?.into_window())
+    }
+
+    /// Posts the invalidation of a window that this channel has bound.
+    ///
+    /// # Errors
+    /// Returns the window, unless the device may have accepted the request.
+    pub(super) fn invalidate(
+        &mut self,
+        tag: T,
+        window: Window<Buffer>,
+    ) -> Result<(), Option<Window<Buffer>>> {
+        let Some((key, _)) = window.remote() else { return Err(Some(window)) };
+        let (ledger, request) = (&self.channel.ledger, LocalInvalidate::new(key));
+        // SAFETY: SAFETY.md F27: the request has no memory.
+        let posted = ledger.post(ledger.only(), request, SlotWait::Now, unsafe { Kept::new() });
+        let (id, memory) = (outcome(posted), Memory::Window(window));
+        keep(&mut self.sends, &mut self.doubtful, (tag, id, memory))
+            .map_err(|memory| memory?.into_window())
     }
 
     /// Returns the next request that is over, as far as completions were polled. Requests of one queue complete in
-    /// order.
-    pub(super) fn next(&mut self) -> Option<(T, WorkResult, Buffer)> {
+    /// order. A window that was invalidated is no longer bound.
+    pub(super) fn next(&mut self) -> Option<(T, WorkResult, Memory)> {
         let ledger = &self.channel.ledger;
         [&mut self.receives, &mut self.sends].into_iter().find_map(|queue| {
             let slot = ledger.queues.slot_of(queue.front()?.1.wr_id())?;
             let result = slot.report()?;
+            let is_invalidated = slot.operation.get() == Operation::Invalidation && result.is_ok();
             ledger.release(slot);
-            queue.pop_front().map(|(tag, _, buffer)| (tag, result, buffer))
+            let (tag, _, mut memory) = queue.pop_front()?;
+            if let Memory::Window(window) = &mut memory
+                && is_invalidated
+            {
+                // SAFETY: SAFETY.md F27: this is the window whose key the request has invalidated. Its bind, of the same
+                // queue pair, had completed before.
+                unsafe { window.get_mut().unbound() };
+            }
+            Some((tag, result, memory))
         })
     }
 
@@ -116,9 +204,9 @@ impl<T> Owned<T> {
         self.receives.is_empty() && self.sends.is_empty()
     }
 
-    /// Destroys the queue pair of a closed channel, and notifies the peer. Returns the buffers of all requests, for the
+    /// Destroys the queue pair of a closed channel, and notifies the peer. Returns the memory of all requests, for the
     /// caller to drop. Does not wait until requests are flushed. Does nothing in a forked child.
-    pub(super) fn leave(&mut self) -> Vec<Buffer> {
+    pub(super) fn leave(&mut self) -> Vec<Memory> {
         let ledger = &mut self.channel.ledger;
         if ledger.check_process().is_err() {
             return Vec::new();
@@ -129,7 +217,7 @@ impl<T> Owned<T> {
         let _ = ledger.close();
         ledger.watch = None;
         let queues = [mem::take(&mut self.receives), mem::take(&mut self.sends)];
-        let posted = queues.into_iter().flatten().map(|(_, _, buffer)| buffer);
+        let posted = queues.into_iter().flatten().map(|(_, _, memory)| memory);
         posted.chain(mem::take(&mut self.doubtful)).collect()
     }
 }
@@ -152,21 +240,21 @@ fn outcome(posted: Result<Ticket<'_>, NotPosted<'_>>) -> Result<WorkId, bool> {
     }
 }
 
-/// Keeps the buffer of a request that the device has accepted, or may have accepted.
+/// Keeps the memory of a request that the device has accepted, or may have accepted.
 fn keep<T>(
-    queue: &mut VecDeque<(T, WorkId, Buffer)>,
-    doubtful: &mut Vec<Buffer>,
-    (tag, id, buffer): (T, Result<WorkId, bool>, Buffer),
-) -> Result<(), Option<Buffer>> {
+    queue: &mut VecDeque<(T, WorkId, Memory)>,
+    doubtful: &mut Vec<Memory>,
+    (tag, id, memory): (T, Result<WorkId, bool>, Memory),
+) -> Result<(), Option<Memory>> {
     match id {
         Ok(id) => {
-            queue.push_back((tag, id, buffer));
+            queue.push_back((tag, id, memory));
             Ok(())
         }
         Err(true) => {
-            doubtful.push(buffer);
+            doubtful.push(memory);
             Err(None)
         }
-        Err(false) => Err(Some(buffer)),
+        Err(false) => Err(Some(memory)),
     }
 }

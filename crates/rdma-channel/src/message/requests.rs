@@ -5,14 +5,14 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use rdma_connect::messaging::{
-    self, Lent, LongRequests, Options, RETRY, Slots, check_depths, check_limits, limits_of,
-    linger_of,
+    self, Lender, Lent, LoanRequests, LongRequests, Options, RETRY, Slots, Window, check_depths,
+    check_limits, linger_of,
 };
-use rdma_mem::{Buffer, BufferPool, Error, RemoteMemoryRegion};
+use rdma_mem::{AccessFlags, Buffer, BufferPool, Error, RemoteMemoryRegion};
 use rdma_message::frame::{CloseReason, Remote};
-use rdma_message::{Incoming, Operation};
+use rdma_message::{Incoming, Operation, Options as Limits};
 
-use super::owned::Owned;
+use super::owned::{Memory, Owned};
 use crate::channel::Channel;
 use crate::ledger::Ledger;
 
@@ -25,6 +25,10 @@ pub(super) enum Completed {
     Sent { slot: u32 },
     /// The message was read into this buffer.
     Fetched { message: Incoming, buffer: Buffer },
+    /// The peer can read the message of this operation at this address.
+    Lent { operation: Operation, source: Remote },
+    /// A window is free for the message of this operation.
+    Lendable(Operation),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +39,10 @@ enum Request {
     Frame(u32),
     /// The READ of this message.
     Read(Incoming),
+    /// The bind of this loan.
+    Bind(usize),
+    /// The invalidation of this loan.
+    Invalidate(usize),
 }
 
 /// The READ of a message.
@@ -50,8 +58,13 @@ pub(super) struct Requests {
     owned: Owned<Request>,
     slots: Slots,
     pool: BufferPool,
+    lender: Lender,
+    /// The length that the pool is to grow by when the session is not locked.
+    growth: Option<usize>,
+    /// The shortest length that the pool could not provide.
+    too_long: Option<usize>,
     /// The memory to free when the session is not locked.
-    freed: Vec<Buffer>,
+    freed: Vec<Memory>,
     linger: Duration,
     /// The time at which the session ends although its close frame has not completed.
     end_by: Option<Instant>,
@@ -75,16 +88,23 @@ impl Requests {
     ///
     /// # Errors
     /// `InvalidInput` if a limit is outside its range, or the queues are too short. Otherwise an error of the pool.
-    pub(super) fn new(channel: Channel, pool: &BufferPool, options: &Options) -> io::Result<Self> {
+    pub(super) fn new(
+        channel: Channel,
+        pool: &BufferPool,
+        options: &Options,
+        limits: &Limits,
+    ) -> io::Result<Self> {
         check_limits(options)?;
         check_depths(options, channel.depths().into())?;
-        let limits = limits_of(options, false);
         let allocate = |length| pool.allocate_aligned(length, Slots::ALIGNMENT);
-        let buffers: Result<Vec<_>, _> = Slots::lengths(&limits).map(allocate).collect();
+        let buffers: Result<Vec<_>, _> = Slots::lengths(limits).map(allocate).collect();
         let mut requests = Self {
             owned: Owned::new(channel),
-            slots: Slots::new(&limits, buffers.map_err(io::Error::other)?),
+            slots: Slots::new(limits, buffers.map_err(io::Error::other)?),
             pool: pool.clone(),
+            lender: Lender::new(limits.offers as usize),
+            growth: None,
+            too_long: None,
             freed: Vec::new(),
             linger: linger_of(options),
             end_by: None,
@@ -130,29 +150,55 @@ impl Requests {
 
     /// Returns the next request that has completed, as far as completions were polled.
     pub(super) fn next(&mut self) -> Option<Completed> {
-        while let Some((request, result, buffer)) = self.owned.next() {
-            match (request, result) {
-                (Request::Receive(slot), Ok(success)) => {
+        while let Some((request, result, memory)) = self.owned.next() {
+            let completed = match (request, result, memory) {
+                (Request::Receive(slot), Ok(success), Memory::Buffer(buffer)) => {
                     let length = success.scattered_bytes().unwrap_or(0);
-                    return Some(Completed::Received { slot, buffer, length });
+                    Some(Completed::Received { slot, buffer, length })
                 }
-                (Request::Frame(slot), result) => {
+                (Request::Frame(slot), result, Memory::Buffer(buffer)) => {
                     self.slots.set_send(slot, Some(buffer));
-                    if result.is_ok() {
-                        return Some(Completed::Sent { slot });
-                    }
+                    self.has_failed |= result.is_err();
+                    result.is_ok().then_some(Completed::Sent { slot })
+                }
+                (Request::Read(message), Ok(_), Memory::Buffer(buffer)) => {
+                    Some(Completed::Fetched { message, buffer })
+                }
+                (Request::Bind(loan), Ok(_), Memory::Window(window)) => {
+                    let lent = self.with_lender(|lender, it| lender.bound(loan, window, it));
+                    lent.map(|(operation, source)| Completed::Lent { operation, source })
+                }
+                (Request::Invalidate(loan), Ok(_), Memory::Window(window)) => self
+                    .with_lender(|lender, it| lender.invalidated(loan, window, it))
+                    .map(Completed::Lendable),
+                (_, _, memory) => {
                     self.has_failed = true;
+                    self.freed.push(memory);
+                    None
                 }
-                (Request::Read(message), Ok(_)) => {
-                    return Some(Completed::Fetched { message, buffer });
-                }
-                (Request::Receive(_) | Request::Read(_), Err(_)) => {
-                    self.has_failed = true;
-                    self.freed.push(buffer);
-                }
+            };
+            if completed.is_some() {
+                return completed;
             }
         }
         None
+    }
+
+    fn with_lender<T>(&mut self, work: impl FnOnce(&mut Lender, &mut Self) -> T) -> T {
+        let mut lender = mem::take(&mut self.lender);
+        let result = work(&mut lender, self);
+        self.lender = lender;
+        result
+    }
+
+    /// Returns the length that the pool is to grow by, once.
+    pub(super) const fn take_growth(&mut self) -> Option<usize> {
+        self.growth.take()
+    }
+
+    /// Notes that the pool cannot provide this length.
+    pub(super) fn note_too_long(&mut self, length: usize) {
+        self.too_long = Some(self.too_long.map_or(length, |limit| limit.min(length)));
     }
 
     /// Returns true if the requests are being flushed, or have been.
@@ -194,6 +240,7 @@ impl Requests {
         self.is_left = self.owned.is_empty() || !is_flushing;
         if self.is_left {
             self.freed.extend(self.owned.leave());
+            self.with_lender(Lender::close);
         }
         self.is_left
     }
@@ -243,7 +290,7 @@ impl Requests {
             Ok(()) => self.is_reported = false,
             Err(buffer) => {
                 self.has_failed = true;
-                self.freed.extend(buffer);
+                self.freed.extend(buffer.map(Memory::Buffer));
             }
         }
     }
@@ -253,7 +300,7 @@ impl Requests {
         self.refused.take()
     }
 
-    pub(super) fn take_freed(&mut self) -> Vec<Buffer> {
+    pub(super) fn take_freed(&mut self) -> Vec<Memory> {
         mem::take(&mut self.freed)
     }
 }
@@ -269,7 +316,7 @@ impl messaging::Requests for Requests {
         }
         if let Err(buffer) = self.owned.receive(Request::Receive(slot), buffer) {
             self.has_failed = true;
-            self.freed.extend(buffer);
+            self.freed.extend(buffer.map(Memory::Buffer));
         }
     }
 
@@ -296,8 +343,13 @@ impl LongRequests for Requests {
         &self.pool
     }
 
-    fn stage(&mut self, _: usize) -> Option<Buffer> {
-        None
+    /// If the pool has no memory, it grows for later messages.
+    fn stage(&mut self, length: usize) -> Option<Buffer> {
+        let buffer = self.pool.try_allocate(length).ok()?;
+        if buffer.is_none() && self.too_long.is_none_or(|limit| length < limit) {
+            self.growth = Some(length);
+        }
+        buffer
     }
 
     fn fetch(&mut self, message: Incoming, Remote { va, rkey }: Remote, length: u32) {
@@ -305,13 +357,52 @@ impl LongRequests for Requests {
         self.try_fetch(Fetch { message, source });
     }
 
-    fn lend(&mut self, _: Operation, buffer: Buffer) -> Lent {
-        Lent::Refused(buffer)
+    fn lend(&mut self, operation: Operation, buffer: Buffer) -> Lent {
+        let pool = self.pool.clone();
+        self.with_lender(|lender, it| lender.lend(operation, buffer, &pool, it))
     }
 
-    fn end_loan(&mut self, _: Operation) {}
+    fn end_loan(&mut self, operation: Operation) {
+        self.with_lender(|lender, it| lender.end(operation, it));
+    }
 
     fn free(&mut self, memory: Buffer) {
-        self.freed.push(memory);
+        self.freed.push(Memory::Buffer(memory));
+    }
+}
+
+impl LoanRequests for Requests {
+    fn bind(&mut self, loan: usize, window: Window<Buffer>) -> Result<(), Window<Buffer>> {
+        if self.is_closed {
+            return Err(window);
+        }
+        let (range, access) = (0..window.memory().len(), AccessFlags::REMOTE_READ);
+        match self.owned.bind(Request::Bind(loan), window, range, access) {
+            Err(Some(window)) => Err(window),
+            // The device may have bound the window. The connection ends.
+            Err(None) => {
+                self.has_failed = true;
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn invalidate(&mut self, loan: usize, window: Window<Buffer>) {
+        if self.is_closed {
+            return self.deallocate(window);
+        }
+        if let Err(window) = self.owned.invalidate(Request::Invalidate(loan), window) {
+            self.has_failed = true;
+            self.freed.extend(window.map(Memory::Window));
+        }
+    }
+
+    fn deallocate(&mut self, window: Window<Buffer>) {
+        self.freed.push(Memory::Window(window));
+    }
+
+    fn free(&mut self, memory: Buffer) {
+        self.freed.push(Memory::Buffer(memory));
     }
 }

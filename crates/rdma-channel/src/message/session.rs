@@ -16,10 +16,12 @@ use std::time::Duration;
 
 use rdma_connect::Operation;
 use rdma_connect::messaging::{
-    Mailbox, Options, Protocol, Requests as _, StreamState, linger_of, report, report_refused,
+    Mailbox, Options, Protocol, Requests as _, StreamState, limits_of, linger_of, report,
+    report_refused,
 };
 use rdma_mem::{Buffer, BufferPool, Forked, ProtectionDomain};
-use rdma_message::Incoming;
+use rdma_message::frame::Remote;
+use rdma_message::{self as machine, Incoming};
 use rdma_qp::CompletionChannel;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -34,6 +36,12 @@ use crate::server::waker::Waker;
 pub(super) trait Drive: Protocol<Requests> {
     /// Adds a message that was read into this memory. Only messages are fetched.
     fn fetched(&mut self, _: Incoming, _: Buffer) {}
+
+    /// Continues after the message of an operation was lent.
+    fn lent(&mut self, _: machine::Operation, _: Remote) {}
+
+    /// Lends the message of an operation.
+    fn lend(&mut self, _: machine::Operation, _: &mut Requests) {}
 }
 
 impl Drive for StreamState {}
@@ -41,6 +49,14 @@ impl Drive for StreamState {}
 impl Drive for Mailbox {
     fn fetched(&mut self, message: Incoming, buffer: Buffer) {
         self.fetched(message, buffer);
+    }
+
+    fn lent(&mut self, operation: machine::Operation, source: Remote) {
+        self.lent(operation, source);
+    }
+
+    fn lend(&mut self, operation: machine::Operation, requests: &mut Requests) {
+        self.lend(operation, requests);
     }
 }
 
@@ -117,7 +133,7 @@ const TURN: u32 = 64;
 const PAUSE: Duration = Duration::from_millis(1);
 
 impl<P: Drive> Session<P> {
-    /// Creates a session. Sends the first frame.
+    /// Creates a session. Sends the first frame. It `lends` long messages if the device can.
     ///
     /// # Errors
     /// Same errors as [`Requests::new`], or if the process has too many files.
@@ -125,9 +141,11 @@ impl<P: Drive> Session<P> {
         channel: Channel,
         pool: &BufferPool,
         options: &Options,
-        protocol: impl FnOnce() -> io::Result<P>,
+        lends: bool,
+        protocol: impl FnOnce(&machine::Options) -> io::Result<P>,
     ) -> io::Result<Arc<Self>> {
-        let requests = Requests::new(channel, pool, options)?;
+        let limits = limits_of(options, lends);
+        let requests = Requests::new(channel, pool, options, &limits)?;
         let ledger = requests.ledger();
         let session = Self {
             changed: Condvar::new(),
@@ -139,7 +157,7 @@ impl<P: Drive> Session<P> {
             pd: ledger.pd.clone(),
             peer: ledger.watch.as_ref().and_then(|watch| watch.peer_addr()),
             state: Mutex::new(State {
-                protocol: protocol()?,
+                protocol: protocol(&limits)?,
                 requests,
                 has_sleeper: false,
                 must_wake: false,
@@ -302,9 +320,15 @@ impl<P: Drive> Session<P> {
         }
         let freed = state.requests.take_freed();
         let refused = state.requests.take_refused();
+        let growth = state.requests.take_growth();
         let error = state.protocol.end().take_unreported();
         drop(state);
         drop(freed);
+        if let Some(length) = growth
+            && self.pool.grow(length).is_err()
+        {
+            self.lock().requests.note_too_long(length);
+        }
         if let Some((error, length)) = refused {
             report_refused(&error, length);
         }
@@ -407,7 +431,7 @@ impl<P: Drive> State<P> {
             match self.requests.next() {
                 Some(completed) => self.complete(completed),
                 None if self.requests.leave() => {
-                    self.protocol.lost();
+                    self.protocol.lost(&mut self.requests);
                     self.must_wake = true;
                 }
                 None => return any,
@@ -424,6 +448,8 @@ impl<P: Drive> State<P> {
             }
             Completed::Sent { slot } => self.protocol.sent(slot),
             Completed::Fetched { message, buffer } => self.protocol.fetched(message, buffer),
+            Completed::Lent { operation, source } => self.protocol.lent(operation, source),
+            Completed::Lendable(operation) => self.protocol.lend(operation, &mut self.requests),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 
 use rdma_connect::ConnectError;
-use rdma_connect::messaging::{Options, StreamState, limits_of};
+use rdma_connect::messaging::{Options, StreamState};
 use rdma_mem::BufferPool;
 
 use self::chunk::Chunk;
@@ -108,11 +108,11 @@ impl Stream {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn new(channel: Channel, pool: &BufferPool, options: Options) -> io::Result<Self> {
-        let state = || {
-            let machine = rdma_message::Stream::new(&limits_of(&options, false));
+        let state = |limits: &_| {
+            let machine = rdma_message::Stream::new(limits);
             Ok(StreamState::new(machine.map_err(io::Error::other)?))
         };
-        let session = Session::new(channel, pool, &options, state)?;
+        let session = Session::new(channel, pool, &options, false, state)?;
         let reader = ReadHalf::new(Arc::clone(&session));
         Ok(Self { reader, writer: WriteHalf::new(session) })
     }

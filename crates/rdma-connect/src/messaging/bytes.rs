@@ -264,7 +264,7 @@ impl<R: Requests> Protocol<R> for StreamState {
         }
     }
 
-    fn lost(&mut self) {
+    fn lost(&mut self, _: &mut R) {
         self.machine.lost();
     }
 

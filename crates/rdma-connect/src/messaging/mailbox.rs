@@ -190,6 +190,12 @@ impl Mailbox {
         tasks.into_iter().find_map(|tasks| tasks.forget(waiting))
     }
 
+    /// Returns true if a message was fetched and no frame could count it yet. The peer waits for that.
+    #[must_use]
+    pub fn owes_count(&self) -> bool {
+        self.machine.owes_count()
+    }
+
     /// Refuses a request that the program has dropped.
     pub fn refuse(&mut self, request: CallId) {
         self.machine.refuse(request);
@@ -513,7 +519,7 @@ impl<R: LongRequests> Protocol<R> for Mailbox {
         }
     }
 
-    fn lost(&mut self) {
+    fn lost(&mut self, _: &mut R) {
         self.machine.lost();
     }
 

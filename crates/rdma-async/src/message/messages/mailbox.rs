@@ -4,20 +4,17 @@ use std::sync::Weak;
 use std::task::{Poll, Waker};
 
 use rdma_connect::messaging::{
-    self, Begun, Content, Copied, End, Lent, LongRequests, MessageError, Protocol, Slots, Start,
-    Ticket, Waiting,
+    self, Begun, Content, Copied, End, Lender, Lent, LoanRequests as _, LongRequests, MessageError,
+    Protocol, Slots, Start, Ticket, Waiting,
 };
 use rdma_mem::{Buffer, BufferPool};
 use rdma_message::frame::{CloseReason, Remote};
 use rdma_message::{self as machine, Incoming, Operation, Options as Limits, Output};
 
-use super::lender::Lender;
 use super::supply::Supply;
-use crate::buffer::held::sealed::Lease as _;
 use crate::buffer::pool::Pool;
 use crate::message::requests::{Long, Requests};
 use crate::message::session::{Drive, Session, State};
-use crate::message::turns;
 
 #[derive(Debug)]
 pub(super) struct Mailbox {
@@ -113,7 +110,7 @@ impl LongRequests for WithMemory<'_> {
     }
 
     fn free(&mut self, memory: Buffer) {
-        turns::free(memory.into_held());
+        self.requests.free(memory);
     }
 }
 
@@ -135,10 +132,11 @@ impl Protocol<Requests> for Mailbox {
         mailbox.act(output, &mut requests, woken);
     }
 
-    fn lost(&mut self) {
-        self.lender.close();
+    fn lost(&mut self, requests: &mut Requests) {
+        self.lender.close(requests);
         self.supply.close();
-        Protocol::<WithMemory<'_>>::lost(&mut self.shared);
+        let (mailbox, mut requests) = self.parts(requests);
+        mailbox.lost(&mut requests);
     }
 
     fn awaits(&self) -> (bool, bool) {
@@ -167,7 +165,7 @@ impl Drive for Mailbox {
                 }
             }
             Long::Invalidated { loan, window } => {
-                if let Some(operation) = self.lender.invalidated(loan, window) {
+                if let Some(operation) = self.lender.invalidated(loan, window, requests) {
                     let (mailbox, mut requests) = self.parts(requests);
                     mailbox.lend(operation, &mut requests);
                 }

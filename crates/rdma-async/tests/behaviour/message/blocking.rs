@@ -155,8 +155,12 @@ fn a_lent_buffer_arrives_as_a_buffer() {
         let receives = spawn_blocking(move || {
             let received = blocking.receive().unwrap().unwrap().into_buffer().unwrap();
             assert!(*received == message(1 << 20)[..]);
+            // What has arrived is lent to the peer in turn.
+            blocking.send_buffer(received).unwrap();
         });
         other.send_buffer(buffer).await.unwrap();
+        let received = other.receive().await.unwrap().unwrap().into_buffer().await.unwrap();
+        assert!(*received == message(1 << 20)[..]);
         receives.await.unwrap();
     });
 }

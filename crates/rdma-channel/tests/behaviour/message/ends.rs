@@ -159,7 +159,12 @@ pub(super) fn open(rig: &Rig, peer: &mut Channel) {
 
 /// The memory of a frame without bytes of a message.
 pub(super) fn frame(rig: &Rig, body: Body) -> Buffer {
-    let limits = Limits { receives: CREDIT, bytes: 1 << 20, fetched: 0 };
+    frame_after(rig, 0, body)
+}
+
+/// The same after that number of messages was fetched.
+pub(super) fn frame_after(rig: &Rig, fetched: u32, body: Body) -> Buffer {
+    let limits = Limits { receives: CREDIT, bytes: 1 << 20, fetched };
     let header = Frame::new(limits, body).encode();
     let mut frame = rig.pool.allocate(header.as_bytes().len()).unwrap();
     frame.copy_from_slice(header.as_bytes());

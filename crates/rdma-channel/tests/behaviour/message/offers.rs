@@ -1,15 +1,73 @@
 //! Long messages, which one end lends and the other one fetches.
 
+use std::thread;
+
 use rdma_channel::BufferPool;
 use rdma_channel::message::{Messages, Options};
 use test_support::events::{Event, Hears};
 use test_support::program::in_own_process;
 
-use rdma_message::frame::{Body, Remote, Role};
+use rdma_mem::RemoteMemoryRegion;
+use rdma_message::frame::{Body, Frame, Remote, Role};
 
-use super::ends::{frame, open};
-use super::rig::{Rig, once};
+use super::ends::{frame, frame_after, open};
+use super::rig::{Rig, bytes, on_each, once};
 use crate::common::everything;
+
+/// The send ends when the peer reports that it has fetched the message.
+#[test]
+fn a_long_message_is_offered_to_the_peer_which_reads_it() {
+    on_each(|rig| {
+        let (victim, mut peer) = rig.channels(Options::new());
+        let victim = Messages::new(victim, &rig.pool, Options::new()).unwrap();
+        open(&rig, &mut peer);
+        let mut message = rig.pool.allocate(300_000).unwrap();
+        message.copy_from_slice(&bytes(300_000));
+        thread::scope(|threads| {
+            let sends = threads.spawn(|| victim.send_buffer(message).unwrap());
+            let mut memory = rig.pool.allocate(4096).unwrap();
+            let length = peer.receive_into(&mut memory).unwrap();
+            let (offer, _) = Frame::decode(&memory[..length]).unwrap();
+            let Body::Offer { length, source, .. } = offer.body else { panic!("{offer:?}") };
+            let mut read = rig.pool.allocate(length as usize).unwrap();
+            let lent = RemoteMemoryRegion::new(source.va, length as usize, source.rkey);
+            peer.read_into(&mut read, lent).unwrap();
+            assert!(*read == bytes(300_000)[..]);
+            peer.send_from(&frame_after(&rig, 1, Body::Credit)).unwrap();
+            sends.join().unwrap();
+        });
+    });
+}
+
+/// Both ends send as many messages as they have windows, and more.
+#[test]
+fn both_ends_lend_at_once() {
+    on_each(|rig| {
+        let options = Options::new().frame_bytes(1024).eager_bytes(1000).offer_bytes(100_000);
+        let (one, other) = rig.messages(options);
+        let lengths = (0..40).map(|number| 1000 + number % 3 * 20_000);
+        let sends = |end: &Messages| {
+            lengths.clone().for_each(|length| end.send(&bytes(length)).unwrap());
+            end.finish().unwrap();
+        };
+        let receives = |end: &Messages| {
+            for length in lengths.clone() {
+                assert!(*end.receive().unwrap().unwrap() == bytes(length)[..], "{length}");
+            }
+            assert!(end.receive().unwrap().is_none());
+        };
+        thread::scope(|threads| {
+            for end in [&one, &other] {
+                threads.spawn(move || sends(end));
+                threads.spawn(move || receives(end));
+            }
+        });
+        drop((one, other));
+        while rig.pool.usage().buffers > 0 {
+            thread::yield_now();
+        }
+    });
+}
 
 /// Runs in its own process, because `tracing` remembers that an event had no subscriber.
 #[test]

@@ -2,15 +2,31 @@
 
 use std::mem;
 
-use rdma_connect::messaging::Lent;
 use rdma_mem::{Buffer, BufferPool};
 use rdma_message::Operation;
 use rdma_message::frame::Remote;
 
-use crate::buffer::held::sealed::Lease as _;
-use crate::buffer::window::Window;
-use crate::message::requests::Requests;
-use crate::message::turns;
+use super::Lent;
+use super::window::Window;
+
+/// The requests for windows.
+pub trait LoanRequests {
+    /// Posts the bind of a window to all of its buffer. Its completion is reported with [`Lender::bound`].
+    ///
+    /// # Errors
+    /// Returns the window if the bind was not posted. It is not bound.
+    fn bind(&mut self, loan: usize, window: Window<Buffer>) -> Result<(), Window<Buffer>>;
+
+    /// Posts the invalidation of a bound window. Its completion is reported with [`Lender::invalidated`]. If it is not
+    /// posted, the connection ends, and the window is deallocated.
+    fn invalidate(&mut self, loan: usize, window: Window<Buffer>);
+
+    /// Deallocates a window when the session is not locked. Its memory is freed afterwards.
+    fn deallocate(&mut self, window: Window<Buffer>);
+
+    /// Frees memory when the session is not locked.
+    fn free(&mut self, memory: Buffer);
+}
 
 /// A window that lends one message at a time.
 #[derive(Debug, Default)]
@@ -30,8 +46,8 @@ impl Loan {
 }
 
 /// The windows of this end. They are allocated when they are first needed, and used again.
-#[derive(Debug)]
-pub(super) struct Lender {
+#[derive(Debug, Default)]
+pub struct Lender {
     loans: Vec<Loan>,
     limit: usize,
     /// The operation that waits for a window. Only the next one to be sent can.
@@ -40,17 +56,18 @@ pub(super) struct Lender {
 
 impl Lender {
     /// Creates a lender with at most `limit` windows.
-    pub(super) const fn new(limit: usize) -> Self {
+    #[must_use]
+    pub const fn new(limit: usize) -> Self {
         Self { loans: Vec::new(), limit, waiting: None }
     }
 
     /// Begins to lend a message.
-    pub(super) fn lend(
+    pub fn lend(
         &mut self,
         operation: Operation,
         buffer: Buffer,
         pool: &BufferPool,
-        requests: &mut Requests,
+        requests: &mut impl LoanRequests,
     ) -> Lent {
         let Some((at, mut window)) = self.idle(pool) else {
             if self.loans.iter().all(|loan| loan.operation.is_some()) {
@@ -88,11 +105,11 @@ impl Lender {
     }
 
     /// Continues after a bind. Returns the operation and the address for the peer, unless the operation is over.
-    pub(super) fn bound(
+    pub fn bound(
         &mut self,
         at: usize,
         window: Window<Buffer>,
-        requests: &mut Requests,
+        requests: &mut impl LoanRequests,
     ) -> Option<(Operation, Remote)> {
         let (rkey, remote) = window.remote()?;
         let loan = self.loans.get_mut(at)?;
@@ -105,7 +122,7 @@ impl Lender {
     }
 
     /// Ends the loan of an operation that is over.
-    pub(super) fn end(&mut self, operation: Operation, requests: &mut Requests) {
+    pub fn end(&mut self, operation: Operation, requests: &mut impl LoanRequests) {
         self.waiting.take_if(|waiting| *waiting == operation);
         let is_of = |loan: &Loan| loan.operation == Some(operation);
         let Some(at) = self.loans.iter().position(is_of) else { return };
@@ -117,21 +134,22 @@ impl Lender {
     }
 
     /// Frees the memory of a loan that has ended. Returns the operation that waited for its window.
-    pub(super) fn invalidated(
+    pub fn invalidated(
         &mut self,
         at: usize,
         mut window: Window<Buffer>,
+        requests: &mut impl LoanRequests,
     ) -> Option<Operation> {
         let loan = self.loans.get_mut(at)?;
-        turns::free(mem::replace(window.memory_mut(), loan.spare.take()?).into_held());
+        requests.free(mem::replace(window.memory_mut(), loan.spare.take()?));
         loan.window = Some(window);
         self.waiting.take()
     }
 
     /// Ends all loans, because the queue pair has been destroyed. Each window is deallocated before its memory is freed.
-    pub(super) fn close(&mut self) {
+    pub fn close(&mut self, requests: &mut impl LoanRequests) {
         let windows = self.loans.drain(..).filter_map(|loan| loan.window);
-        windows.for_each(|window| turns::free(window.into_held()));
+        windows.for_each(|window| requests.deallocate(window));
         (self.limit, self.waiting) = (0, None);
     }
 }
