@@ -67,8 +67,8 @@ fn failed(source: io::Error) -> ConnectError {
 }
 
 impl<C> ChannelBuilder<'_, C> {
-    /// Sets the lengths of the queues to those that a [`Stream`](super::Stream) or [`Messages`](super::Messages) with
-    /// these options need, and lets the peer read memory that is lent to it.
+    /// Prepares the channel for a [`Stream`](super::Stream) or [`Messages`](super::Messages) with these options. Sets the
+    /// lengths of the queues, and lets the peer read memory that is lent to it.
     ///
     /// # Examples
     /// See [`Stream::new`](super::Stream::new).

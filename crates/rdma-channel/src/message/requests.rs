@@ -245,8 +245,8 @@ impl Requests {
         self.is_left
     }
 
-    /// Returns the time until which the session may wait for completions: until its close frame must have completed,
-    /// its requests must have been flushed, or fetches are tried again. Ends the session after the first of these times.
+    /// Returns the time until which the session may wait for completions. Then its close frame must have completed, its
+    /// requests must have been flushed, or fetches are tried again.
     pub(super) fn left(&mut self, left: Option<Duration>) -> Option<Duration> {
         let ends =
             [self.end_by.filter(|_| !self.is_closed), self.flush_by.filter(|_| !self.is_left)];

@@ -34,7 +34,7 @@ pub(super) async fn run(
 /// A task to register.
 pub(super) type Task<'t> = (&'t mut Waiting, &'t mut Option<Waker>);
 
-/// Waits for an event for which several tasks may wait.
+/// Waits for an event of the session. Several tasks may wait for the same one.
 pub(super) async fn wait<R>(
     session: &Session<Mailbox>,
     mut work: impl FnMut(&mut State<Mailbox>, Task<'_>) -> Poll<R>,
