@@ -3,6 +3,7 @@
 mod blocking;
 mod calls;
 mod foreign_code;
+mod idle;
 mod messages;
 mod offer_peers;
 mod offers;
