@@ -49,6 +49,7 @@ const PARTS: &[&[Case]] = &[
     completion::overflow::CASES,
     device::queries::CASES,
     queue_pair::queues::CASES,
+    channel::messages::CASES,
     memory::registration::CASES,
     completion::resizing::CASES,
     request::sends::CASES,
