@@ -22,11 +22,12 @@ use crate::event::{Event, Happening, IdToken};
 /// Clones are cheap, and are the same channel. All methods can be called from several threads.
 ///
 /// The channel has no thread. Messages of its connections are processed while a thread waits in [`next`](Self::next) or
-/// in a `wait` method. So a program waits, or polls the channel's [file](AsFd), as long as it has connections.
-/// Otherwise, its peers do not learn that it has received a message, and give up after about a minute.
+/// in a `wait` method. So a program must wait, or poll the channel's [file](AsFd), while it has connections. Otherwise
+/// its peers receive no answers, and their requests fail after about a minute.
 ///
-/// A forked child cannot use the channel and its connections: calls return [`Error::Memory`]. Dropping them in the child
-/// does nothing. But a peer learns that the parent has exited only once the child has exited, or executed a program.
+/// A forked child cannot use the channel and its connections: calls return [`Error::Memory`]. Dropping them in the
+/// child does nothing. But while the child has copies of the sockets, peers are not notified that the parent has
+/// exited. The copies are closed when the child exits or executes another program.
 ///
 /// # Examples
 /// ```
@@ -102,8 +103,8 @@ impl EventChannel {
         Ok(next.map(|next| Event::new(&self.engine, next)))
     }
 
-    /// Closes the channel: threads that wait for an event return [`Error::Closed`], and later calls do so at once.
-    /// Established connections stay usable, but their ends are no longer reported.
+    /// Closes the channel. Threads that wait for an event return [`Error::Closed`]. Later waits return the events that
+    /// have arrived, and otherwise this error at once. Established connections stay usable.
     pub fn close(&self) {
         self.engine.close();
     }

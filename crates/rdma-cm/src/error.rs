@@ -13,7 +13,8 @@ use rdma_proto::cm::wire::Reason;
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum End {
-    /// The peer rejected the connection (`RDMA_CM_EVENT_REJECTED`). The private data has 148 bytes.
+    /// The peer rejected the connection (`RDMA_CM_EVENT_REJECTED`). The private data has 148 bytes. It is empty if the
+    /// port has no listener.
     #[error("the peer rejected the connection: {reason}")]
     Rejected {
         /// The peer's reason. [`Reason::INVALID_SERVICE_ID`] means that the port has no listener, and

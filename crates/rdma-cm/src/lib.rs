@@ -1,7 +1,8 @@
 //! RDMA connections by address and port, as with rdma_cm.
 //!
-//! An active end resolves `host:port` and requests a connection, which a listener accepts or rejects. The queue pairs
-//! are made by `rdma-qp`; this crate exchanges what they need and moves them to their states.
+//! An active end resolves `host:port` and requests a connection, which a listener accepts or rejects. The program
+//! creates the queue pairs with `rdma-qp`. This crate exchanges their endpoints, and moves them to the states `INIT`,
+//! `RTR` and `RTS`.
 //!
 //! | step | active end | passive end |
 //! |---|---|---|
@@ -13,8 +14,9 @@
 //! | confirm | [`Connecting::wait`] gives [`Replied`], [`Replied::establish`] a [`Connection`] | [`Accepted::wait`] gives a [`Connection`] |
 //! | disconnect | [`Connection::disconnect`] | [`Connection::wait`] |
 //!
-//! Each state is a type of its own, which each step consumes. So a program cannot use a connection before it is
-//! established or after it has ended. Dropping a state ends the connection, notifies the peer, and never waits for it.
+//! Each state is a type of its own, which the step to the next state consumes. So a program cannot use a connection
+//! before it is established or after it has ended. Dropping a state ends the connection, notifies the peer, and never
+//! waits for it.
 //!
 //! A program with one connection calls the `wait` methods. A program with many calls [`EventChannel::next`], and passes
 //! each [`Event`] to the `advance` method of the state with the event's [`IdToken`]. A program with an event loop polls
@@ -24,21 +26,21 @@
 //!
 //! The two ends are in the same process, or in two processes of a user on one host and in one network namespace. They
 //! use the same device: soft0 and softib0 are shared by such processes, and so is a NIC. A device of
-//! `rdma_soft::Builder` that is not shared connects ends within its process. A port belongs to one device.
+//! `rdma_soft::Builder` that is not shared connects ends within its process. Each device has its own ports.
 //!
-//! The messages (MADs) of each connection pass through a socket. Its abstract name consists of the device's GUID, the
-//! port space (TCP) and the port. So the kernel keeps the port space, and frees a port when its process exits.
-//! If a process exits at any moment, the system closes its sockets, and its peers learn of it at once. A socket is used
-//! instead of packets to QP 1 because all processes of a device have the same address.
+//! The messages (MADs) of each connection pass through a Unix socket. A listener binds an abstract name, which consists
+//! of the device's GUID, the port space (TCP) and the port. So the kernel frees the port when the process exits. It
+//! also closes the sockets of the process, so peers are notified at once. Sockets replace packets to QP 1 because all
+//! processes that share a device have the same address.
 //!
 //! Other hosts, the kernel's rdma_cm, datagram services (SIDR) and multicast are not supported.
 //!
 //! # Untrusted peers
 //!
 //! Only processes of the same user are connected. Private data and all other contents of messages are untrusted input.
-//! A listener has at most 128 connections that are not established, and a request costs no queue pair before
-//! [`ConnectionRequest::prepare`]. A process that connects its socket but requests nothing loses its place to others.
-//! As each connection has its own socket, its messages reach no other connection.
+//! A listener has at most 128 connections that are not established, and a request needs no queue pair before
+//! [`ConnectionRequest::prepare`]. A full listener closes the oldest socket on which no request has arrived. Each
+//! connection has its own socket, so its messages reach no other connection.
 //!
 //! # Examples
 //!
