@@ -61,7 +61,7 @@ impl Connection {
     }
 
     /// Disconnects, with at most 220 bytes of private data. The queue pair is moved to the error state, and its
-    /// outstanding requests are flushed. An event follows, also if the peer has disconnected before.
+    /// outstanding requests are flushed. An event follows, even if the peer has disconnected before.
     ///
     /// # Errors
     /// [`Error::PrivateData`] if there is too much of it. [`Error::Connect`] if the device does not change the queue

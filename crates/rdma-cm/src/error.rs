@@ -129,7 +129,7 @@ pub enum Error {
     /// The queue pair sends datagrams, or has no address.
     #[error("the queue pair cannot be connected: build one of type RC or UC on an active port")]
     QueuePair,
-    /// A device or memory error.
+    /// An error of the device, or a call in a forked child ([`Forked`](rdma_mem::Error::Forked)).
     #[error(transparent)]
     Memory(#[from] rdma_mem::Error),
     /// The queue pair could not be connected.

@@ -59,7 +59,7 @@ impl Listener {
     /// Returns the request in an event of this listener.
     ///
     /// # Errors
-    /// Returns the event if it is not one of this listener.
+    /// Returns the event if it is not a request to this listener.
     pub fn request(&self, event: Event) -> Result<ConnectionRequest, Event> {
         let Event { id, happening, request } = event;
         match (happening, request) {

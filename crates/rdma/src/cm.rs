@@ -1,6 +1,6 @@
 //! Connections by address and port, as with rdma_cm, between the processes of a host.
 //!
-//! [`Listener`] and [`EventChannel::resolve`] begin the two ends.
+//! The passive end begins with [`Listener::bind`], the active end with [`EventChannel::resolve`].
 //! ```
 //! # if cfg!(feature = "soft") {
 //! use std::time::Duration;

@@ -20,7 +20,7 @@ use super::{Engine, NEXT, State};
 const ACCEPTS: u32 = 16;
 /// The delay before a listener accepts again after the process had no free file.
 const RETRY: Duration = Duration::from_millis(100);
-/// The first of the ports that 0 stands for, and their number, as in Linux by default.
+/// The first port of the range from which port 0 selects, and the size of the range, as in Linux by default.
 const FREE: (u16, u16) = (32_768, 28_232);
 
 pub(super) struct Listening {
@@ -48,7 +48,7 @@ pub(super) fn bind(device: Guid, port: u16) -> Result<(OwnedFd, u16)> {
     Err(Errno::ADDRINUSE)
 }
 
-/// Returns consecutive numbers. Each process begins at another one, so a port is not reused soon after it was freed.
+/// Returns consecutive numbers. Processes begin at different numbers, so a port is not reused soon after it was freed.
 fn next_turn() -> u16 {
     static TURNS: AtomicU16 = AtomicU16::new(0);
     let [low, high, ..] = process::id().wrapping_mul(40_503).to_le_bytes();
