@@ -27,8 +27,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// An error of one client does not end the server, and a client that connects and stays silent does not delay others:
 /// see [`Listener`](rdma_async::Listener). If this end has no memory or no descriptor left, an event of `tracing` reports
 /// it, and the next attempt follows after a second. If the listener's task has ended, for example with its runtime, no
-/// further client connects. As a [`Stream`](futures_core::Stream), this ends after that error. `axum::serve`, which knows
-/// no such error, then waits without end, and an event reports it.
+/// further client connects. As a [`Stream`](futures_core::Stream), this ends after that error. `axum::serve` cannot
+/// return such an error. It then waits without end, and an event of `tracing` reports the error.
 ///
 /// Dropping it turns away the clients that have not been accepted; accepted connections continue.
 ///
