@@ -25,11 +25,13 @@ const BATCH: u32 = 256;
 /// until the queue is empty.
 ///
 /// Any number of queues can share a channel. Clones are cheap and refer to the same channel. All methods take `&self`
-/// and can be called from any thread. If several threads wait, each event goes to only one of them. The channel [has a
-/// file](AsFd) that is readable while the channel has events, for `poll`, `epoll` and runtimes that use them. The file
-/// never blocks. It may be readable without an event: whenever it is, call [`try_get_event`](Self::try_get_event), which
-/// may first execute what has arrived at a software device. Read events only through these methods: an event read in another way is never acknowledged, and
-/// destroying its queue waits for the acknowledgement.
+/// and can be called from any thread. If several threads wait, each event goes to only one of them.
+///
+/// The channel [has a file](AsFd) that is readable while the channel has events, for `poll`, `epoll` and runtimes that
+/// use them. The file never blocks. It may be readable without an event. Whenever it is readable, call
+/// [`try_get_event`](Self::try_get_event), which may first execute what has arrived at a software device. Read events
+/// only through these methods: an event read in another way is never acknowledged, and destroying its queue waits for
+/// the acknowledgement.
 ///
 /// An event is a plain value. The channel counts the events of each queue and acknowledges them before the queue is
 /// destroyed, so events do not delay its destruction.
