@@ -18,7 +18,7 @@ use super::{ROUNDS, connected, listening, spin};
 
 /// In the environment of the other processes: the name of the first one's socket.
 const PEER: &str = "RDMA_SOFT_LINKS_PEER";
-/// In the environment: the number of processes that send.
+/// The environment variable with the number of processes that send.
 const COUNT: &str = "RDMA_PEERS";
 /// The default of [`COUNT`].
 const PEERS: u16 = 64;

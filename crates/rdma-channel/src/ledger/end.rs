@@ -289,8 +289,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Closes all connections permanently, and flushes their requests in flight. Returns false if a queue pair refuses
-    /// that. It is then retried when the scope ends, and afterwards the queue pair is destroyed.
+    /// Closes all connections permanently, and flushes their requests in flight. Returns false if a queue pair cannot
+    /// be moved to the error state. The end of the scope then tries again, and afterwards destroys the queue pair.
     pub(crate) fn close_as_asked(&self) -> bool {
         let mut all = true;
         for connection in self.queues.iter() {

@@ -223,8 +223,9 @@ fn run(
     result
 }
 
-/// Waits until a frame counts what was fetched: the session makes no progress between calls, and the peer waits. The
-/// peer may have to acknowledge an earlier frame first. If it does not do so soon, a later call sends the frame.
+/// Waits until a frame has reported what was fetched. The peer waits for this frame, and the session makes no progress
+/// between calls. The peer may have to acknowledge an earlier frame first. If it does not do so within [`COUNT_LIMIT`],
+/// a later call sends the frame.
 fn count_fetched(session: &Session<Mailbox>) {
     let _ = session.wait_until(&mut Deadline::new(COUNT_LIMIT), |state| {
         if state.protocol.owes_count() { Poll::Pending } else { Poll::Ready(()) }

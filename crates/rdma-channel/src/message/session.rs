@@ -198,7 +198,7 @@ impl<P: Drive> Session<P> {
         result
     }
 
-    /// Calls `work` until it is ready, and waits between the calls, for the limit of such an operation.
+    /// Calls `work` until it is ready, and waits between the calls, for the limit of this kind of operation.
     ///
     /// # Errors
     /// If the time limit has expired, or this is a forked child.
@@ -210,7 +210,7 @@ impl<P: Drive> Session<P> {
         self.wait_until(&mut self.deadline(operation), work)
     }
 
-    /// Returns the deadline of such an operation.
+    /// Returns the deadline of this kind of operation.
     pub(super) const fn deadline(&self, operation: Operation) -> Deadline {
         Deadline::new(self.limits.of(operation))
     }
@@ -406,7 +406,7 @@ impl<P> Drop for Sleeper<'_, P> {
 }
 
 impl<P: Drive> State<P> {
-    /// Ready when the connection has ended.
+    /// Returns `Ready` once the connection has ended.
     fn poll_ended(&mut self) -> Poll<()> {
         match self.protocol.end().reason() {
             Some(_) => Poll::Ready(()),

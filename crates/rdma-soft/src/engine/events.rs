@@ -194,7 +194,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
                 if let Some(taken) = self.take_after(&deliver, execute) {
                     return Ok(taken);
                 }
-                // Spares a call, unless a thread has been woken without an event.
+                // Saves a read of the file, unless a thread has been woken without an event.
                 if !self.state.lock().readable {
                     return Err(Errno::AGAIN);
                 }

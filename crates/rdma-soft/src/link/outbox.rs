@@ -104,8 +104,8 @@ pub(super) fn new_buffer(bytes: usize) -> Box<[u8]> {
     common.unwrap_or_else(|| vec![0; bytes].into_boxed_slice())
 }
 
-/// Unused buffers of [`BURST_BYTES`] bytes that their outboxes do not keep. With many peers, these are in use by turns,
-/// and memory that is freed and allocated again costs a page fault for each page.
+/// Unused buffers of [`BURST_BYTES`] bytes that their outboxes do not keep. With many peers, the outboxes need them by
+/// turns. Memory that is freed and allocated again costs a page fault for each page.
 static COMMON: Mutex<Vec<Box<[u8]>>> = Mutex::new(Vec::new());
 /// The maximum number of these buffers, which have 16 MiB in all.
 const MOST_COMMON: usize = 256;

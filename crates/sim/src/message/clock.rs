@@ -177,7 +177,7 @@ impl State {
         }
     }
 
-    /// Waits until all other tasks wait, and until the moment is another one than `since`.
+    /// Waits until all other tasks wait, and the moment differs from `since`.
     async fn wait(&self, since: Option<Moment>) {
         let mut has_waited = false;
         std::future::poll_fn(|cx| {

@@ -13,8 +13,8 @@ use crate::fabric::Polled;
 use crate::fabric::clock::Time;
 use crate::sync::{AtomicBool, AtomicU32, Ordering};
 
-/// The interval at which the thread checks the program. If the program does other work, arrivals are executed up to this
-/// much late.
+/// The interval at which the thread checks the program. If the program does other work, arrivals are executed at most
+/// this much later.
 const TICK: Duration = Duration::from_millis(1);
 /// The number of times per [`TICK`] that the thread executes arrivals before it leaves the watch to a channel.
 const RATE: u32 = 4;
@@ -84,7 +84,7 @@ impl Pace {
 /// The reason why a channel no longer watches the link.
 #[derive(Debug, Clone, Copy)]
 enum End {
-    /// Little arrives.
+    /// Few messages arrive.
     Idle,
     /// No channel can watch the link, the program did not execute arrivals in time, or the thread has to limit them.
     Refused,

@@ -234,7 +234,8 @@ impl Host for LocalHost {
         }
         let address = self.names.address(slot).map_err(|_| Refusal::Invalid)?;
         let neighbor = connect_to(device, &address, self.admits)?;
-        // Each time that the map has doubled, so that a connection costs the same with many neighbors as with few.
+        // Dropped neighbors are removed only when the map has doubled, so that a connection costs the same with many
+        // neighbors as with few.
         if neighbors.len().is_power_of_two() {
             neighbors.retain(|_, neighbor| neighbor.strong_count() > 0);
         }

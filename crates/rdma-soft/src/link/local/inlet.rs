@@ -453,9 +453,9 @@ impl Watched for Inlet {
 
     fn read_all(self: Arc<Self>) {
         match self.ring.get() {
-            // The ring itself may be on the connection.
+            // The message with the ring may be on the connection.
             None => self.readable.store(true, Ordering::Release),
-            // After any thread that reads has passed its messages to the inbox, there is nothing to do.
+            // The lock waits until another reading thread has passed its messages to the inbox.
             Some(ring) => {
                 let _reading = locked_for_calls(&self.reading);
                 if !ring.has_arrived() {
