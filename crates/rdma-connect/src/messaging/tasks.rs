@@ -4,8 +4,8 @@ use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 
-/// The place of a task among those that wait. The future of the task keeps it, and removes it when it is dropped with
-/// [`Mailbox::forget`](super::Mailbox::forget).
+/// The place of a task among those that wait, which the task's future keeps. When the future is dropped, it removes the
+/// task with [`Mailbox::forget`](super::Mailbox::forget).
 #[derive(Debug, Default)]
 pub struct Waiting(Option<u64>);
 

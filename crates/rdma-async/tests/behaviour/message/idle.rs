@@ -21,7 +21,7 @@ fn idle_streams_share_a_control_connection_and_use_no_processor_time() {
         let maximum = getrlimit(Resource::Nofile).maximum;
         setrlimit(Resource::Nofile, Rlimit { current: Some(1024), maximum }).unwrap();
         let count = env::var("RDMA_TEST_STREAMS").map_or(1100, |count| count.parse().unwrap());
-        // More than the usual limit of a test, because a long form has 10,000 streams.
+        // A runtime without the usual time limit of a test, because a long run has 10,000 streams.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.unwrap().block_on(idle_streams(count));
     });
