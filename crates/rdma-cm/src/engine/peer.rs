@@ -153,7 +153,9 @@ impl Peer {
             match receive_mad(socket, &mut bytes) {
                 Ok(read) => self.receive_one(now, port, bytes.get(..read).unwrap_or(&[]), events),
                 Err(Errno::AGAIN) => return true,
-                Err(Errno::INTR) => {}
+                // If the peer closes its socket with unread messages, Linux reports `CONNRESET` once, before the
+                // messages that the peer has sent.
+                Err(Errno::INTR | Errno::CONNRESET) => {}
                 Err(_) => return false,
             }
         }

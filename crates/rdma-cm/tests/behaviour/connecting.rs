@@ -128,6 +128,17 @@ fn both_ends_disconnect_at_once() {
 }
 
 #[test]
+fn a_disconnect_arrives_although_its_sender_left_a_message_unread() {
+    let context = open("soft0");
+    let (client, server) = (Node::new(&context), Node::new(&context));
+    let listener = server.listen();
+    let (active, passive) = connect(&client, &server, &listener);
+    let (one, other) = (active.disconnect(b"1").unwrap(), passive.disconnect(b"2").unwrap());
+    drop(one);
+    assert_eq!(*other.wait(LIMIT).unwrap().end(), disconnected(b"1", 220));
+}
+
+#[test]
 fn one_event_follows_a_late_disconnect() {
     let context = open("soft0");
     let (client, server) = (Node::new(&context), Node::new(&context));
