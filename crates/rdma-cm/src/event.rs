@@ -123,6 +123,13 @@ pub(crate) enum Happening {
     Ended(End),
 }
 
+impl Happening {
+    /// Returns true for the request of this connection.
+    pub(crate) fn is_request_of(&self, peer: u64) -> bool {
+        matches!(self, Self::Requested(requested) if requested.peer.get() == peer)
+    }
+}
+
 /// A REQ that a listener received.
 pub(crate) struct Requested {
     /// The new connection.

@@ -327,7 +327,8 @@ impl Engine {
             self.end_half_open(state, listener, token);
         }
         state.set_deadline(token, deadline);
-        if !is_owned && stage == peer::Stage::Over {
+        // A request that is withdrawn before the program receives it is not reported.
+        if stage == peer::Stage::Over && (!is_owned || state.has_request(token)) {
             self.remove(state, token);
         }
     }
@@ -348,7 +349,7 @@ impl Engine {
             self.files.remove(listening.socket());
             // Requests that the program has received stay, as do accepted ones.
             for peer in listening.undecided() {
-                let is_queued = state.has_request(token, peer);
+                let is_queued = state.has_request(peer);
                 let is_silent = state.peers.get(&peer).is_some_and(|peer| !peer.is_owned());
                 if is_queued || is_silent {
                     self.remove(state, peer);
@@ -362,7 +363,7 @@ impl Engine {
             }
             self.end_half_open(state, peer.listener(), token);
         }
-        state.events.retain(|(of, _)| *of != token);
+        state.events.retain(|(of, event)| *of != token && !event.is_request_of(token));
     }
 
     fn end_half_open(&self, state: &mut State, listener: Option<u64>, peer: u64) {
@@ -414,11 +415,8 @@ impl State {
         }
     }
 
-    fn has_request(&self, listener: u64, peer: u64) -> bool {
-        self.events.iter().any(|(of, event)| match event {
-            Happening::Requested(requested) => *of == listener && requested.peer.get() == peer,
-            _ => false,
-        })
+    fn has_request(&self, peer: u64) -> bool {
+        self.events.iter().any(|(_, event)| event.is_request_of(peer))
     }
 
     fn set_deadline(&mut self, token: u64, deadline: Option<Time>) {

@@ -222,6 +222,27 @@ fn a_socket_has_one_request() {
 }
 
 #[test]
+fn requests_that_are_withdrawn_unread_occupy_nothing() {
+    let target = Target::new();
+    let waits_for_another = target.server.listen();
+    let process = || {
+        let nothing = waits_for_another.incoming(Duration::ZERO);
+        assert!(matches!(nothing, Err(Error::TimedOut { .. })));
+    };
+    for n in 0..2 * HALF_OPEN {
+        let enemy = target.enemy();
+        send_to(&enemy, &target.req(|_| ()));
+        if n % 2 == 0 {
+            process();
+        }
+        drop(enemy);
+        process();
+    }
+    target.ignore();
+    target.serves();
+}
+
+#[test]
 fn a_listener_that_answers_nonsense_is_no_peer() {
     let client = Node::new(&open("soft0"));
     let context = client.channel.context();
