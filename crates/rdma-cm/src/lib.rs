@@ -42,6 +42,10 @@
 //! [`ConnectionRequest::prepare`]. A full listener closes the oldest socket on which no request has arrived. Each
 //! connection has its own socket, so its messages reach no other connection.
 //!
+//! Sockets refuse files that a process attaches to its messages. Kernels before Linux 6.16 cannot refuse them. There, a
+//! hostile process of any user can send a file that takes long to close. A thread that waits for events then closes this
+//! file, so its wait can exceed its limit.
+//!
 //! # Examples
 //!
 //! A client and a server are two threads here. They share only the port.

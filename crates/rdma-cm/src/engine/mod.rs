@@ -5,10 +5,10 @@
 
 mod files;
 mod listening;
+mod options;
 pub(crate) mod path;
 pub(crate) mod peer;
 mod socket;
-mod user;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;

@@ -15,7 +15,7 @@ use rustix::net::{
 };
 use rustix::process::geteuid;
 
-use super::user::user_of;
+use super::options::{refuse_files, user_of};
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
@@ -33,7 +33,10 @@ pub(crate) const fn service(port: u16) -> ServiceId {
 }
 
 fn socket() -> Result<OwnedFd> {
-    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
+    // A kernel before Linux 6.16 closes the files when their message is received.
+    let _ = refuse_files(&socket);
+    Ok(socket)
 }
 
 /// Listens at a port. Fails with `ADDRINUSE` if another listener has the port.

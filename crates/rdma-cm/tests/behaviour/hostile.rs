@@ -1,6 +1,8 @@
 //! Processes that do not follow the protocol.
 
-use std::os::fd::OwnedFd;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rdma_cm::{Connecting, End, Error, Listener};
@@ -10,9 +12,10 @@ use rdma_proto::cm::wire::{
 };
 use rdma_proto::cm::{CommId, IpCmHeader, PortSpace};
 use rdma_types::{Gid, Guid, Lid, Mtu, Qpn};
+use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind,
-    connect, listen, recv, send, socket_with,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, accept, bind, connect, listen, recv, send, sendmsg, socket_with,
 };
 
 use crate::common::{LIMIT, Node, open};
@@ -242,17 +245,54 @@ fn requests_that_are_withdrawn_unread_occupy_nothing() {
     target.serves();
 }
 
-#[test]
-fn a_listener_that_answers_nonsense_is_no_peer() {
-    let client = Node::new(&open("soft0"));
-    let context = client.channel.context();
+/// Sends a file, and returns the error.
+fn send_a_file(socket: &OwnedFd) -> Option<Errno> {
+    let (files, mut space) =
+        ([socket.as_fd()], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
+    let mut along = SendAncillaryBuffer::new(&mut space);
+    along.push(SendAncillaryMessage::ScmRights(&files));
+    sendmsg(socket, &[IoSlice::new(b"1")], &mut along, SendFlags::NOSIGNAL).err()
+}
+
+/// Listens at the name of a free port, and has a client connect to it. Returns the socket to the client.
+fn fake_listener(client: &Node) -> (OwnedFd, Connecting) {
     let fake = socket();
     let port = Target::new().port();
-    bind(&fake, &name(context, port)).unwrap();
+    bind(&fake, &name(client.channel.context(), port)).unwrap();
     listen(&fake, 1).unwrap();
     let resolved = client.channel.resolve(("127.0.0.1", port)).unwrap();
     let connecting = resolved.connect(client.queue_pair(), b"").unwrap();
-    let peer = accept(&fake).unwrap();
+    (accept(&fake).unwrap(), connecting)
+}
+
+/// The release of a file that a peer sent may take as long as the peer likes.
+#[test]
+fn no_peer_can_send_files() {
+    let kernel = rustix::system::uname();
+    let mut version =
+        kernel.release().to_str().unwrap().split('.').map(|part| part.parse::<u32>().ok());
+    if (version.next(), version.next()) < (Some(Some(6)), Some(Some(16))) {
+        eprintln!("skipped: Linux {kernel:?} cannot refuse files");
+        return;
+    }
+    let expected = Some(Errno::PERM);
+    let target = Target::new();
+    let enemy = target.enemy();
+    assert_eq!(send_a_file(&enemy), expected, "before the connection is accepted");
+    target.ignore();
+    assert_eq!(send_a_file(&enemy), expected, "after the connection was accepted");
+    let client = Node::new(&open("soft0"));
+    let (enemy, connecting) = fake_listener(&client);
+    assert_eq!(send_a_file(&enemy), expected, "to a client");
+    target.ignore();
+    target.serves();
+    drop(connecting);
+}
+
+#[test]
+fn a_listener_that_answers_nonsense_is_no_peer() {
+    let client = Node::new(&open("soft0"));
+    let (peer, connecting) = fake_listener(&client);
     let mut random = fastrand::Rng::with_seed(7);
     for _ in 0..20 {
         let mut bytes = [0; MAD_LEN];
