@@ -26,7 +26,7 @@ pub struct Listener {
 
 impl Listener {
     /// Listens at an address of this host. The address 0.0.0.0 or `::` stands for all of them, and port 0 for a free
-    /// port.
+    /// port. 127.0.0.1 and `::1` are the same address, `localhost`. Requests for other addresses are rejected.
     ///
     /// The listeners of a device have different ports, whatever their IP addresses are. The kernel frees the port when
     /// the process exits.

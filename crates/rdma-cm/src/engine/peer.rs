@@ -3,7 +3,7 @@
 //! Each connection has its own socket, and therefore its own [`Manager`]. A message on one socket can neither name nor
 //! disturb the connection of another.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 
 use rdma_mem::Context;
@@ -237,7 +237,7 @@ impl Peer {
         let Role::Passive { bound, requester, .. } = &mut self.role else {
             return Err(Reason::UNSUPPORTED);
         };
-        if bound.is_some_and(|bound| bound != ip) {
+        if bound.is_some_and(|bound| !is_same(bound, ip)) {
             return Err(Reason::INVALID_SERVICE_ID);
         }
         *requester = Some(endpoint);
@@ -328,6 +328,14 @@ impl Peer {
             }
         };
     }
+}
+
+/// Returns true if both addresses lead to the same listener. The two addresses of `localhost` do, as either may be the
+/// first one that the name resolves to.
+fn is_same(one: IpAddr, other: IpAddr) -> bool {
+    const LOCALHOST: [IpAddr; 2] =
+        [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+    one == other || [one, other].iter().all(|ip| LOCALHOST.contains(ip))
 }
 
 fn rejected(rejection: &Rejection<'_>) -> End {

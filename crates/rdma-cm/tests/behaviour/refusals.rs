@@ -86,8 +86,8 @@ fn a_listener_at_one_address_rejects_requests_for_others() {
     let _connecting = resolved.connect(node.queue_pair(), b"").unwrap();
     assert!(any.incoming(LIMIT).is_ok());
 
-    // A mapped address is the IPv4 address, and the unspecified one the host itself.
-    for same in ["::ffff:127.0.0.1", "0.0.0.0"] {
+    // A mapped address is the IPv4 address, and the unspecified one the host itself. `localhost` may stand for `::1`.
+    for same in ["::ffff:127.0.0.1", "0.0.0.0", "::1"] {
         let resolved = node.channel.resolve((same, port)).unwrap();
         let _connecting = resolved.connect(node.queue_pair(), b"").unwrap();
         assert!(listener.incoming(LIMIT).is_ok(), "{same}");
