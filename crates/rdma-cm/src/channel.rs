@@ -25,9 +25,9 @@ use crate::event::{Event, Happening, IdToken};
 /// in a `wait` method. So a program must wait, or poll the channel's [file](AsFd), while it has connections. Otherwise
 /// its peers receive no answers, and their requests fail after about a minute.
 ///
-/// A forked child cannot use the channel and its connections: calls return [`Error::Memory`]. Dropping them in the
-/// child does nothing. But while the child has copies of the sockets, peers are not notified that the parent has
-/// exited. The copies are closed when the child exits or executes another program.
+/// A forked child cannot use the channel and its connections: calls return [`Error::Memory`]. Dropping them in the child
+/// does nothing. But a peer learns that the parent has exited only once the child has exited, or executed a program. A
+/// port is also in use until then.
 ///
 /// # Examples
 /// ```

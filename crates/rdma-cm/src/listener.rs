@@ -13,7 +13,8 @@ use crate::error::{End, Error, check_private_data};
 use crate::event::{Event, Happening, IdToken, Requested};
 use crate::step::Step;
 
-/// A port at which peers can request connections. Dropping it frees the port.
+/// A port at which peers can request connections. Dropping it frees the port, and ends requests that the program has not
+/// received.
 ///
 /// A listener has at most 128 connections that are not established; further ones wait. A request needs no queue pair
 /// until the program [prepares](ConnectionRequest::prepare) one.

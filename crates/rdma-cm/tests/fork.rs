@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use rdma_cm::{End, Error};
+use rdma_cm::{End, Error, Reason};
 
 #[path = "behaviour/common.rs"]
 #[allow(dead_code)] // `behaviour` uses all of it
@@ -33,13 +33,45 @@ fn a_forked_child_cannot_touch_connections_and_its_end_changes_nothing() {
         // SAFETY: SAFETY.md F15: nothing else runs in this child.
         unsafe { libc::_exit(i32::from(!(next && wait && listen))) };
     }
-    let mut status = 0;
-    // SAFETY: SAFETY.md F15: it waits for the child, and `status` is alive.
-    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-    assert_eq!(status, 0, "a call in the child did not fail");
+    assert_eq!(wait_for(pid), 0, "a call in the child did not fail");
 
     assert!(matches!(active.wait(Duration::ZERO), Err(Error::TimedOut { .. })));
     drop(passive);
     assert!(matches!(active.wait(LIMIT).unwrap(), End::Disconnected { .. }));
     drop(connect(&client, &server, &listener));
+}
+
+#[test]
+fn a_dropped_listener_refuses_clients_while_a_forked_child_lives() {
+    let context = open("soft0");
+    let (client, server) = (Node::new(&context), Node::new(&context));
+    let listener = server.listen();
+    let resolved = client.channel.resolve(listener.local_address()).unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    // SAFETY: SAFETY.md F15: the child waits for no other thread, and ends below.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "no child");
+    if pid == 0 {
+        drop(writer);
+        let _ = std::io::Read::read(&mut &reader, &mut [0]);
+        // SAFETY: SAFETY.md F15: nothing else runs in this child.
+        unsafe { libc::_exit(0) };
+    }
+    let waiting = resolved.connect(client.queue_pair(), b"").unwrap();
+    drop(listener);
+    let refused = resolved.connect(client.queue_pair(), b"").unwrap();
+    let [waiting, refused] = [waiting, refused].map(|it| it.wait(LIMIT));
+    drop(writer);
+    assert_eq!(wait_for(pid), 0);
+    assert!(matches!(waiting, Err(Error::Ended(End::PeerGone))), "{waiting:?}");
+    let Err(Error::Ended(End::Rejected { reason, .. })) = refused else { panic!("{refused:?}") };
+    assert_eq!(reason, Reason::INVALID_SERVICE_ID);
+}
+
+/// Waits for a child, and returns its status.
+fn wait_for(pid: libc::pid_t) -> i32 {
+    let mut status = 0;
+    // SAFETY: SAFETY.md F15: it waits for the child, and `status` is alive.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    status
 }

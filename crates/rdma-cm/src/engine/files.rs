@@ -6,6 +6,7 @@ use std::time::Duration;
 use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::{Errno, read, write};
+use rustix::net::{Shutdown, shutdown};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
@@ -68,9 +69,10 @@ impl Files {
         let _ = epoll::modify(&self.inner, socket, epoll::EventData::new_u64(key), flags);
     }
 
-    /// Removes a socket. This precedes its closing, because a forked child may keep it open.
+    /// Removes and shuts down a socket. This precedes its closing, because a forked child may keep it open.
     pub(super) fn remove(&self, socket: &OwnedFd) {
         let _ = epoll::delete(&self.inner, socket);
+        let _ = shutdown(socket, Shutdown::Both);
     }
 
     /// Waits until something happens, for at most `limit`, and returns the keys of readable sockets. A signal ends the

@@ -347,6 +347,8 @@ impl Engine {
         state.set_deadline(token, None);
         if let Some(listening) = state.listeners.remove(&token) {
             self.files.remove(listening.socket());
+            // Connections that wait to be accepted end now, even if a forked child keeps the socket open.
+            while socket::accept_from(listening.socket()).is_ok() {}
             // Requests that the program has received stay, as do accepted ones.
             for peer in listening.undecided() {
                 let is_queued = state.has_request(peer);
