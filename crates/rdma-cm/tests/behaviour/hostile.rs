@@ -3,6 +3,7 @@
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::thread;
 use std::time::Duration;
 
 use rdma_cm::{Connecting, End, Error, Listener};
@@ -17,6 +18,8 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType, accept, bind, connect, listen, recv, send, sendmsg, socket_with,
 };
+use rustix::process::Uid;
+use rustix::thread::set_thread_res_uid;
 
 use crate::common::{LIMIT, Node, open};
 
@@ -254,15 +257,60 @@ fn send_a_file(socket: &OwnedFd) -> Option<Errno> {
     sendmsg(socket, &[IoSlice::new(b"1")], &mut along, SendFlags::NOSIGNAL).err()
 }
 
-/// Listens at the name of a free port, and has a client connect to it. Returns the socket to the client.
-fn fake_listener(client: &Node) -> (OwnedFd, Connecting) {
+/// Listens at the name of a free port, and requests a connection from this listener. Returns the listener's socket.
+fn fake_listener(client: &Node, listen: impl FnOnce(&OwnedFd)) -> (OwnedFd, Connecting) {
     let fake = socket();
     let port = Target::new().port();
     bind(&fake, &name(client.channel.context(), port)).unwrap();
-    listen(&fake, 1).unwrap();
+    listen(&fake);
     let resolved = client.channel.resolve(("127.0.0.1", port)).unwrap();
     let connecting = resolved.connect(client.queue_pair(), b"").unwrap();
     (accept(&fake).unwrap(), connecting)
+}
+
+fn as_this_user(fake: &OwnedFd) {
+    listen(fake, 1).unwrap();
+}
+
+/// Runs `attack` on a thread of another user. Returns false if this user must not become another.
+fn as_other_user(attack: impl FnOnce() + Send) -> bool {
+    let is_other = thread::scope(|threads| {
+        let nobody = Uid::from_raw(65534);
+        let run = move || set_thread_res_uid(nobody, nobody, nobody).map(|()| attack());
+        threads.spawn(run).join().unwrap().is_ok()
+    });
+    if !is_other {
+        eprintln!("skipped: only root can become another user");
+    }
+    is_other
+}
+
+#[test]
+fn clients_of_another_user_are_disconnected() {
+    let target = Target::new();
+    let (req, enemy) = (target.req(|_| ()), socket());
+    let attack = || {
+        connect(&enemy, &name(target.server.channel.context(), target.port())).unwrap();
+        send_to(&enemy, &req);
+    };
+    if as_other_user(attack) {
+        target.ignore();
+        assert_eq!(recv(&enemy, &mut [0_u8], RecvFlags::DONTWAIT), Err(Errno::CONNRESET));
+        target.serves();
+    }
+}
+
+#[test]
+fn a_listener_of_another_user_receives_nothing() {
+    let client = Node::new(&open("soft0"));
+    let mut is_other = false;
+    let (peer, connecting) =
+        fake_listener(&client, |fake| is_other = as_other_user(|| as_this_user(fake)));
+    if is_other {
+        let Err(Error::Ended(end)) = connecting.wait(LIMIT) else { panic!("an end") };
+        assert_eq!(end, End::OtherUser);
+        assert_eq!(recv(&peer, &mut [0_u8], RecvFlags::empty()).unwrap().0, 0, "no REQ");
+    }
 }
 
 /// The release of a file that a peer sent may take as long as the peer likes.
@@ -282,7 +330,7 @@ fn no_peer_can_send_files() {
     target.ignore();
     assert_eq!(send_a_file(&enemy), expected, "after the connection was accepted");
     let client = Node::new(&open("soft0"));
-    let (enemy, connecting) = fake_listener(&client);
+    let (enemy, connecting) = fake_listener(&client, as_this_user);
     assert_eq!(send_a_file(&enemy), expected, "to a client");
     target.ignore();
     target.serves();
@@ -292,7 +340,7 @@ fn no_peer_can_send_files() {
 #[test]
 fn a_listener_that_answers_nonsense_is_no_peer() {
     let client = Node::new(&open("soft0"));
-    let (peer, connecting) = fake_listener(&client);
+    let (peer, connecting) = fake_listener(&client, as_this_user);
     let mut random = fastrand::Rng::with_seed(7);
     for _ in 0..20 {
         let mut bytes = [0; MAD_LEN];
