@@ -15,7 +15,7 @@ use rdma_proto::cm::wire::Reason;
 pub enum End {
     /// The peer rejected the connection (`RDMA_CM_EVENT_REJECTED`). The private data has 148 bytes. It is empty if the
     /// port has no listener.
-    #[error("the peer rejected the connection: {reason}")]
+    #[error("the peer rejected the connection: {reason}{}", remedy(*reason))]
     Rejected {
         /// The peer's reason. [`Reason::INVALID_SERVICE_ID`] means that the port has no listener, and
         /// [`Reason::CONSUMER_DEFINED`] that the peer's program rejected the connection.
@@ -157,6 +157,16 @@ impl Error {
     /// Returns a conversion of system errors.
     pub(crate) fn system(tried: &'static str) -> impl Fn(rustix::io::Errno) -> Self {
         move |errno| Self::System { tried, source: errno.into() }
+    }
+}
+
+/// Returns what to do about a rejection, if this is known.
+const fn remedy(reason: Reason) -> &'static str {
+    match reason {
+        Reason::INVALID_SERVICE_ID => {
+            "; check that the server's program listens at this address and port, on the same device and as the same user"
+        }
+        _ => "",
     }
 }
 

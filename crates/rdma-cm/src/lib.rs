@@ -33,7 +33,8 @@
 //! also closes the sockets of the process, so peers are notified at once. Sockets replace packets to QP 1 because all
 //! processes that share a device have the same address.
 //!
-//! Other hosts, the kernel's rdma_cm, datagram services (SIDR) and multicast are not supported.
+//! Other hosts, the kernel's rdma_cm, datagram services (SIDR) and multicast are not supported. C programs that use
+//! librdmacm cannot use this crate.
 //!
 //! # Untrusted peers
 //!
