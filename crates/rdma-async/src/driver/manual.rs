@@ -8,7 +8,8 @@ use rdma_qp::Error;
 use super::shared::Shared;
 
 /// A driver without a task, which the program polls. It [has a file](AsFd) that becomes readable when a request
-/// completes after the driver was [armed](Self::arm).
+/// completes after the driver was [armed](Self::arm). The file may also be readable although nothing has completed. Then
+/// arm the driver again before you sleep.
 ///
 /// The driver has no timers, so the program need not poll at any particular time. A send to a peer that does not answer
 /// ends when the queue pair has used up its retries, if their number is limited. A receive waits until its message

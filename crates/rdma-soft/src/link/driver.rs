@@ -36,7 +36,7 @@ const EXIT_DELAY: Duration = Duration::from_millis(100);
 /// The time limit of an exit that waits for [`Driver::drain_at_exit`]. It is long, because a busy machine may not run
 /// the thread for a while.
 const EXIT_LIMIT: Duration = Duration::from_secs(2);
-/// The maximum number of rounds of [`catch_up`](Polled::catch_up).
+/// The maximum number of rounds of [`drive_until`](Driver::drive_until).
 const MOST_ROUNDS: u32 = 64;
 
 /// A socket of a link.
@@ -428,20 +428,38 @@ impl Driver {
     fn drive(&'static self) -> bool {
         let Ok(driving) = self.driving.try_lock() else { return false };
         self.busy.fetch_add(1, Ordering::AcqRel);
-        let found = self.take_events(driving);
+        let found = self.take_events(driving).is_some();
         self.busy.fetch_sub(1, Ordering::AcqRel);
         found
     }
 
-    fn take_events(&'static self, mut driving: MutexGuard<'_, Driving>) -> bool {
-        let Ok(events) = self.events.get() else { return false };
+    /// Like [`drive`](Self::drive), but waits while another thread fetches events. Repeats this until nothing has arrived,
+    /// or `is_enough` returns true for the number of events. The number of rounds is bounded, because a peer may send
+    /// endlessly.
+    fn drive_until(&'static self, is_enough: impl Fn(usize) -> bool) -> bool {
+        self.busy.fetch_add(1, Ordering::AcqRel);
+        let mut found = false;
+        for _ in 0..MOST_ROUNDS {
+            let Some(events) = self.take_events(locked_for_calls(&self.driving)) else { break };
+            found = true;
+            if is_enough(events) {
+                break;
+            }
+        }
+        self.busy.fetch_sub(1, Ordering::AcqRel);
+        found
+    }
+
+    /// Fetches up to [`EVENTS`] events, and returns their number. Returns `None` if nothing has arrived.
+    fn take_events(&'static self, mut driving: MutexGuard<'_, Driving>) -> Option<usize> {
         let mut found = [const { MaybeUninit::uninit() }; EVENTS];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let Ok((found, _)) = epoll::wait(events, &mut found, Some(&at_once)) else { return false };
+        let (found, _) = epoll::wait(self.events.get().ok()?, &mut found, Some(&at_once)).ok()?;
         let has_arrived = driving.handle_near() | driving.remove_quiet();
         if found.is_empty() && !has_arrived {
-            return false;
+            return None;
         }
+        let count = found.len();
         let mut ended = Vec::new();
         for event in found {
             let Some(watched) = self.at(Token::of(event.data)) else { continue };
@@ -456,7 +474,7 @@ impl Driver {
         if !ended.is_empty() {
             self.end(ended);
         }
-        true
+        Some(count)
     }
 
     /// Returns true if the program sleeps until any completion arrives, also one of its own requests.
@@ -502,12 +520,7 @@ const WAKES: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::
 impl Polled for Driver {
     fn catch_up(&'static self) {
         self.busy.fetch_add(1, Ordering::AcqRel);
-        // The number of rounds is bounded, because a peer may send endlessly.
-        for _ in 0..MOST_ROUNDS {
-            if !self.take_events(locked_for_calls(&self.driving)) {
-                break;
-            }
-        }
+        self.drive_until(|_| false);
         // Another thread may still be processing a message, or be about to queue a task that handles one.
         self.subnet.run_queue.run();
         self.read_all();

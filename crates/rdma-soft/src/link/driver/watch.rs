@@ -8,7 +8,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use super::Driver;
+use super::{Driver, EVENTS};
 use crate::fabric::Polled;
 use crate::fabric::clock::Time;
 use crate::sync::{AtomicBool, AtomicU32, Ordering};
@@ -141,14 +141,15 @@ impl Driver {
         End::Idle
     }
 
-    /// Executes what has arrived, if a channel watches the link.
+    /// Executes everything that has arrived, if a channel watches the link. What is left would be late: an edge-triggered
+    /// program is not woken again for it.
     pub(super) fn execute_for_channel(&'static self) {
         if !self.watch.is_lent.load(Ordering::Acquire) {
             return;
         }
         let useless = || self.useless.load(Ordering::Relaxed);
         let before = useless();
-        if self.drive() {
+        if self.drive_until(|events| events < EVENTS) {
             self.watch.executed.fetch_add(1, Ordering::Relaxed);
         }
         if useless() != before {
@@ -235,14 +236,19 @@ mod tests {
         channel: Arc<EventQueue<u32>>,
     }
 
+    /// Adds a socket with a message.
+    fn add_socket(driver: &Driver) -> Arc<Socket> {
+        let descriptor = Descriptor::open(|| eventfd(1, EventfdFlags::CLOEXEC)).unwrap();
+        let socket = Arc::new(Socket { descriptor, executed: AtomicU32::new(0) });
+        driver.add(|_| socket).unwrap()
+    }
+
     impl Rig {
         fn new() -> Self {
             let subnet: &'static Subnet = Box::leak(Box::new(Subnet::new()));
             let driver: &'static Driver = Box::leak(Box::new(Driver::new(subnet).unwrap()));
             let _ = subnet.polled.set(driver);
-            let descriptor = Descriptor::open(|| eventfd(1, EventfdFlags::CLOEXEC)).unwrap();
-            let socket = Arc::new(Socket { descriptor, executed: AtomicU32::new(0) });
-            driver.add(|_| Arc::clone(&socket)).unwrap();
+            let socket = add_socket(driver);
             let channel = EventQueue::new(subnet).unwrap();
             channel.wake_early().unwrap();
             Self { driver, socket, channel }
@@ -283,6 +289,37 @@ mod tests {
                 rig.leave_watch();
                 assert!(!rig.is_readable(), "the channel no longer watches");
             }
+        });
+        rig.channel.end_early();
+    }
+
+    /// An edge-triggered program is not woken again for what a call leaves.
+    #[test]
+    fn a_call_of_the_program_executes_the_arrivals_of_all_sockets() {
+        let rig = Rig::new();
+        let sockets: Vec<_> = (0..2 * EVENTS).map(|_| add_socket(rig.driver)).collect();
+        rig.driver.watch.is_lent.store(true, Ordering::Relaxed);
+        assert_eq!(rig.channel.take(|event| event), Err(Errno::AGAIN));
+        assert!(sockets.iter().all(|socket| socket.executed.load(Ordering::Relaxed) > 0));
+        rig.channel.end_early();
+    }
+
+    #[test]
+    fn a_call_of_the_program_waits_for_the_thread_that_fetches_events() {
+        let (rig, called) = (Rig::new(), AtomicBool::new(false));
+        rig.driver.watch.is_lent.store(true, Ordering::Relaxed);
+        std::thread::scope(|threads| {
+            let driving = rig.driver.driving.lock().unwrap();
+            threads.spawn(|| {
+                called.store(true, Ordering::Relaxed);
+                assert_eq!(rig.channel.take(|event| event), Err(Errno::AGAIN));
+                assert_eq!(rig.socket.executed.load(Ordering::Relaxed), 1);
+            });
+            while !called.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            (0..100).for_each(|_| std::thread::yield_now());
+            drop(driving);
         });
         rig.channel.end_early();
     }
