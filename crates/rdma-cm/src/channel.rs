@@ -79,6 +79,7 @@ impl EventChannel {
     #[doc(alias = "rdma_resolve_route")]
     #[doc(alias = "rdma_getaddrinfo")]
     pub fn resolve(&self, address: impl ToSocketAddrs) -> Result<Resolved, Error> {
+        self.engine.check_process()?;
         let mut address = self.own_address(address)?;
         match address.ip() {
             IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),

@@ -26,12 +26,13 @@ fn a_forked_child_cannot_touch_connections_and_its_end_changes_nothing() {
         unsafe { libc::alarm(120) };
         let forked = |error| matches!(error, Error::Memory(rdma_mem::Error::Forked(_)));
         let next = client.channel.next(Some(Duration::ZERO)).err().is_some_and(forked);
+        let resolve = client.channel.resolve("127.0.0.1:1").err().is_some_and(forked);
         let wait = active.wait(Duration::ZERO).err().is_some_and(forked);
         let listen = listener.incoming(Duration::ZERO).err().is_some_and(forked);
         drop((active, passive, listener));
         client.channel.close();
         // SAFETY: SAFETY.md F15: nothing else runs in this child.
-        unsafe { libc::_exit(i32::from(!(next && wait && listen))) };
+        unsafe { libc::_exit(i32::from(!(next && resolve && wait && listen))) };
     }
     assert_eq!(wait_for(pid), 0, "a call in the child did not fail");
 

@@ -93,7 +93,7 @@ impl Engine {
     }
 
     /// Returns an error in a child that was forked after the channel was opened.
-    fn check_process(&self) -> Result<(), Error> {
+    pub(crate) fn check_process(&self) -> Result<(), Error> {
         Ok(self.context().check_process().map_err(rdma_mem::Error::from)?)
     }
 
