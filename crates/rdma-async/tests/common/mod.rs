@@ -40,7 +40,7 @@ pub(crate) const WIRE: &str = "softwire0";
 /// Devices that work by themselves.
 pub(crate) const DEVICES: [&str; 4] = ["soft0", "softib0", DEFERRED, WIRE];
 /// A time that is only exceeded by a hang.
-pub(crate) const HANG: Duration = Duration::from_secs(240);
+pub(crate) const HANG: Duration = Duration::from_secs(60);
 
 /// Two connections that are connected to each other, and memory of the second one that the first may use.
 pub(crate) struct Pair {

@@ -161,7 +161,7 @@ impl Driver {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // A failing helper fails its test.
 mod tests {
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex};
 
     use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
     use rustix::io::Errno;
@@ -243,10 +243,14 @@ mod tests {
         driver.add(|_| socket).unwrap()
     }
 
+    /// The drivers of all tests, which exist until the process exits.
+    static DRIVERS: Mutex<Vec<&'static Driver>> = Mutex::new(Vec::new());
+
     impl Rig {
         fn new() -> Self {
             let subnet: &'static Subnet = Box::leak(Box::new(Subnet::new()));
             let driver: &'static Driver = Box::leak(Box::new(Driver::new(subnet).unwrap()));
+            DRIVERS.lock().unwrap().push(driver);
             let _ = subnet.polled.set(driver);
             let socket = add_socket(driver);
             let channel = EventQueue::new(subnet).unwrap();
