@@ -262,8 +262,8 @@ mod tests {
         fn leave_watch(&self) -> Pace {
             self.channel.push(1);
             assert_eq!(self.channel.take(|event| event), Ok(1));
-            let mut pace = Pace::new();
-            (0..RATE).for_each(|_| pace.count(self.driver.subnet.clock.now()));
+            let (mut pace, now) = (Pace::new(), self.driver.subnet.clock.now());
+            (0..RATE).for_each(|_| pace.count(now));
             assert!(self.driver.leave_watch(&mut pace));
             pace
         }
