@@ -113,7 +113,7 @@ impl Driver {
     fn check_watch(&'static self, events: BorrowedFd<'_>) -> End {
         let executed = || self.watch.executed.load(Ordering::Relaxed);
         let (mut before, mut polls, mut late, mut idle) = (executed(), self.polls(), 0, 0);
-        for check in 1_u32.. {
+        for check in (1..=COMPARISON).cycle() {
             std::thread::sleep(TICK);
             let (now, polls_now) = (executed(), self.polls());
             let polled = std::mem::replace(&mut polls, polls_now) != polls_now;
@@ -131,7 +131,7 @@ impl Driver {
             if idle == IDLE {
                 return End::Idle;
             }
-            if check.is_multiple_of(COMPARISON) {
+            if check == COMPARISON {
                 late = 0;
                 if !self.subnet.watchers.choose(events) {
                     return End::Idle;
