@@ -212,20 +212,11 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
 
     /// Takes the oldest event, if any. `has_byte` states whether the thread has taken a byte from the file.
     fn take_oldest<R>(&self, deliver: impl Fn(E) -> R, has_byte: bool) -> Option<R> {
-        let (taken, clear, are_more) = {
-            let mut state = self.state.lock();
+        self.take_with(deliver, has_byte, |state| {
             if has_byte && (state.missing < 0 || !std::mem::take(&mut state.readable)) {
                 state.missing += 1;
             }
-            let taken = state.pop();
-            (taken.map(deliver), state.clear(), !state.events.is_empty())
-        };
-        if clear {
-            self.clear();
-        } else if has_byte && are_more {
-            self.settle();
-        }
-        taken
+        })
     }
 
     /// Executes what has arrived, and takes the oldest event. No byte is written for an event that is taken here.
@@ -236,14 +227,24 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
     ) -> Option<R> {
         self.state.lock().executing += 1;
         execute();
-        let (taken, clear, is_due) = {
+        self.take_with(deliver, true, |state| state.executing -= 1)
+    }
+
+    /// Prepares the state, takes the oldest event, and if `settles` is set, makes the file readable for the others.
+    fn take_with<R>(
+        &self,
+        deliver: impl Fn(E) -> R,
+        settles: bool,
+        prepare: impl FnOnce(&mut QueuedEvents<E>),
+    ) -> Option<R> {
+        let (taken, clear, are_more) = {
             let mut state = self.state.lock();
-            state.executing -= 1;
-            (state.pop().map(deliver), state.clear(), state.is_due())
+            prepare(&mut state);
+            (state.pop().map(deliver), state.clear(), !state.events.is_empty())
         };
         if clear {
             self.clear();
-        } else if is_due {
+        } else if settles && are_more {
             self.settle();
         }
         taken
