@@ -27,19 +27,15 @@ pub(super) enum Memory {
     Window(Window<Buffer>),
 }
 
-impl Memory {
-    fn into_buffer(self) -> Option<Buffer> {
-        match self {
-            Self::Buffer(buffer) => Some(buffer),
-            Self::Window(_) => None,
-        }
+impl From<Buffer> for Memory {
+    fn from(buffer: Buffer) -> Self {
+        Self::Buffer(buffer)
     }
+}
 
-    fn into_window(self) -> Option<Window<Buffer>> {
-        match self {
-            Self::Buffer(_) => None,
-            Self::Window(window) => Some(window),
-        }
+impl From<Window<Buffer>> for Memory {
+    fn from(window: Window<Buffer>) -> Self {
+        Self::Window(window)
     }
 }
 
@@ -79,9 +75,7 @@ impl<T> Owned<T> {
         // SAFETY: SAFETY.md F27: the buffer stays in `receives` or `doubtful` until the request is over.
         let posted = ledger.post(ledger.only(), request, SlotWait::Now, unsafe { Kept::new() });
         let id = outcome(posted);
-        let memory = Memory::Buffer(buffer);
-        keep(&mut self.receives, &mut self.doubtful, (tag, id, memory))
-            .map_err(|memory| memory?.into_buffer())
+        keep(&mut self.receives, &mut self.doubtful, (tag, id, buffer))
     }
 
     /// Posts a SEND of the first `length` bytes of a buffer. It is solicited, because a peer may wait only for such.
@@ -101,9 +95,7 @@ impl<T> Owned<T> {
         // SAFETY: SAFETY.md F27: the buffer stays in `sends` or `doubtful` until the request is over.
         let posted = ledger.post(ledger.only(), request, SlotWait::Now, unsafe { Kept::new() });
         let id = outcome(posted);
-        let memory = Memory::Buffer(buffer);
-        keep(&mut self.sends, &mut self.doubtful, (tag, id, memory))
-            .map_err(|memory| memory?.into_buffer())
+        keep(&mut self.sends, &mut self.doubtful, (tag, id, buffer))
     }
 
     /// Posts a READ of the peer's memory into a buffer.
@@ -122,9 +114,7 @@ impl<T> Owned<T> {
         // SAFETY: SAFETY.md F27: the buffer stays in `sends` or `doubtful` until the request is over.
         let posted = ledger.post(ledger.only(), request, SlotWait::Now, unsafe { Kept::new() });
         let id = outcome(posted);
-        let memory = Memory::Buffer(buffer);
-        keep(&mut self.sends, &mut self.doubtful, (tag, id, memory))
-            .map_err(|memory| memory?.into_buffer())
+        keep(&mut self.sends, &mut self.doubtful, (tag, id, buffer))
     }
 
     /// Posts the bind of a window that is not bound, to this range of its memory.
@@ -149,9 +139,7 @@ impl<T> Owned<T> {
             // SAFETY: SAFETY.md F27: posting the bind has failed.
             unsafe { window.get_mut().never_bound() };
         }
-        let memory = Memory::Window(window);
-        keep(&mut self.sends, &mut self.doubtful, (tag, id, memory))
-            .map_err(|memory| memory?.into_window())
+        keep(&mut self.sends, &mut self.doubtful, (tag, id, window))
     }
 
     /// Posts the invalidation of a window that this channel has bound.
@@ -167,9 +155,8 @@ impl<T> Owned<T> {
         let (ledger, request) = (&self.channel.ledger, LocalInvalidate::new(key));
         // SAFETY: SAFETY.md F27: the request has no memory.
         let posted = ledger.post(ledger.only(), request, SlotWait::Now, unsafe { Kept::new() });
-        let (id, memory) = (outcome(posted), Memory::Window(window));
-        keep(&mut self.sends, &mut self.doubtful, (tag, id, memory))
-            .map_err(|memory| memory?.into_window())
+        let id = outcome(posted);
+        keep(&mut self.sends, &mut self.doubtful, (tag, id, window))
     }
 
     /// Returns the next request that is over, as far as completions were polled. Requests of one queue complete in
@@ -241,18 +228,18 @@ fn outcome(posted: Result<Ticket<'_>, NotPosted<'_>>) -> Result<WorkId, bool> {
 }
 
 /// Keeps the memory of a request that the device has accepted, or may have accepted.
-fn keep<T>(
+fn keep<T, M: Into<Memory>>(
     queue: &mut VecDeque<(T, WorkId, Memory)>,
     doubtful: &mut Vec<Memory>,
-    (tag, id, memory): (T, Result<WorkId, bool>, Memory),
-) -> Result<(), Option<Memory>> {
+    (tag, id, memory): (T, Result<WorkId, bool>, M),
+) -> Result<(), Option<M>> {
     match id {
         Ok(id) => {
-            queue.push_back((tag, id, memory));
+            queue.push_back((tag, id, memory.into()));
             Ok(())
         }
         Err(true) => {
-            doubtful.push(memory);
+            doubtful.push(memory.into());
             Err(None)
         }
         Err(false) => Err(Some(memory)),
