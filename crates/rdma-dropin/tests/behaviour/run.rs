@@ -55,7 +55,10 @@ impl Installed {
             let place = target.path().join(name);
             fs::create_dir_all(&place).unwrap();
             public(&place);
-            fs::copy(folder().with_file_name(name).join(file), place.join(file)).unwrap();
+            // `cp` writes the file. If this process did, a program that another test starts could hold
+            // the file open for writing for a moment, and the system would refuse to execute it.
+            let built = folder().with_file_name(name).join(file);
+            assert!(Command::new("cp").arg(built).arg(&place).status().unwrap().success());
             public(&place.join(file));
         }
         Self(target)
