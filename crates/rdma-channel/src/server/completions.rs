@@ -6,7 +6,7 @@ use rdma_qp::{WcOpcode, WorkCompletion, WorkError, WorkErrorClass, WorkResult};
 
 use super::Server;
 use super::event::ServerEvent;
-use super::lent::Loan;
+use super::lent::Request;
 use super::peers::Peer;
 use super::queues::PeerQueuePair;
 
@@ -36,7 +36,7 @@ impl Server {
 
     pub(super) fn complete(&mut self, completion: &WorkCompletion) {
         match (self.lent.complete(completion.wr_id()), completion.result()) {
-            (Some(Loan::Receive(owner, buffer)), Ok(success)) => {
+            (Some(Request::Receive(owner, buffer)), Ok(success)) => {
                 owner.inspect(|&peer| self.own.owe(peer));
                 // A client that has not joined yet does not know that it may send, so its messages are dropped.
                 let Some(peer) = self.peers.of(completion.qpn()) else { return };
@@ -52,7 +52,7 @@ impl Server {
                     }
                 });
             }
-            (Some(Loan::Receive(owner, buffer)), Err(error)) => {
+            (Some(Request::Receive(owner, buffer)), Err(error)) => {
                 if owner.is_some() {
                     self.own.spare.push(buffer);
                     if error.class() == WorkErrorClass::Flushed {
@@ -64,8 +64,8 @@ impl Server {
                     self.fail_work(peer, Operation::Receive, error);
                 }
             }
-            (Some(Loan::Copy(peer, _)), result) => self.sent(peer, None, result),
-            (Some(Loan::Send(peer, buffer)), result) => self.sent(peer, buffer, result),
+            (Some(Request::Copy(peer, _)), result) => self.sent(peer, None, result),
+            (Some(Request::Send(peer, buffer)), result) => self.sent(peer, buffer, result),
             (None, _) => self.unmatched += 1,
         }
     }

@@ -20,7 +20,7 @@ use crate::ledger::queues::{GENERATION, index};
 /// be ended are never released.
 #[derive(Debug)]
 pub(super) struct Lent {
-    slots: Vec<LoanSlot>,
+    slots: Vec<Slot>,
     free: Vec<usize>,
     /// The number of receives among the requests.
     receives: u32,
@@ -30,15 +30,15 @@ pub(super) struct Lent {
 
 /// A slot for one request, with its generation.
 #[derive(Debug)]
-struct LoanSlot {
+struct Slot {
     /// The WR ID of the current request, or of the next one if the slot is free.
     id: u64,
-    loan: Option<Loan>,
+    request: Option<Request>,
 }
 
 /// A request that the device holds.
 #[derive(Debug)]
-pub(super) enum Loan {
+pub(super) enum Request {
     /// A receive for a message from this client. If `None`, it is for a message from any client.
     Receive(Option<PeerId>, Buffer),
     /// A send to this client. If there is no buffer, the bytes were sent inline.
@@ -67,9 +67,9 @@ impl Lent {
         from: Option<(PeerId, &QueuePair)>,
         buffer: Buffer,
     ) -> Result<(), PostError> {
-        let (index, id) = self.put(Loan::Receive(from.map(|(peer, _)| peer), buffer));
+        let (index, id) = self.put(Request::Receive(from.map(|(peer, _)| peer), buffer));
         self.receives += 1;
-        let Some(Loan::Receive(_, buffer)) = &mut self.slots[index].loan else {
+        let Some(Request::Receive(_, buffer)) = &mut self.slots[index].request else {
             unreachable!("it was just put there");
         };
         let mut list = ScatterList::from([buffer.as_slice_mut()]);
@@ -99,9 +99,9 @@ impl Lent {
         length: usize,
         immediate: Option<u32>,
     ) -> Result<(), (Option<Buffer>, PostError)> {
-        let (index, id) = self.put(Loan::Send(peer, Some(buffer)));
+        let (index, id) = self.put(Request::Send(peer, Some(buffer)));
         let slot = &self.slots[index];
-        let Some(Loan::Send(_, Some(buffer))) = &slot.loan else {
+        let Some(Request::Send(_, Some(buffer))) = &slot.request else {
             unreachable!("it was just put there");
         };
         let list =
@@ -116,7 +116,7 @@ impl Lent {
         let posted = unsafe { qp.post_send(request, id) };
         posted.map_err(|error| match error.posted() {
             0 => match self.take(index) {
-                Some(Loan::Send(_, buffer)) => (buffer, error),
+                Some(Request::Send(_, buffer)) => (buffer, error),
                 _ => (None, error),
             },
             _ => (None, error),
@@ -132,7 +132,7 @@ impl Lent {
         (peer, qp): (PeerId, &QueuePair),
         bytes: InlineElement<'_>,
     ) -> Result<(), PostError> {
-        let (index, id) = self.put(Loan::Send(peer, None));
+        let (index, id) = self.put(Request::Send(peer, None));
         let elements = [bytes];
         let request = with(SendWorkRequest::inline(&elements), None);
         // SAFETY: SAFETY.md F27: the bytes are borrowed until the post returns, and by then the post has copied them.
@@ -153,8 +153,8 @@ impl Lent {
         (peer, qp): (PeerId, &QueuePair),
         buffer: Buffer,
     ) -> Result<(), PostError> {
-        let (index, id) = self.put(Loan::Copy(peer, buffer));
-        let Some(Loan::Copy(_, buffer)) = &self.slots[index].loan else {
+        let (index, id) = self.put(Request::Copy(peer, buffer));
+        let Some(Request::Copy(_, buffer)) = &self.slots[index].request else {
             unreachable!("it was just put there");
         };
         let list = GatherList::from([buffer.as_slice()]);
@@ -170,7 +170,7 @@ impl Lent {
 
     /// Takes out the request of a completion that was just polled from this server's completion queue. The device no
     /// longer holds the request. `None` if the completion matches no request.
-    pub(super) fn complete(&mut self, wr_id: u64) -> Option<Loan> {
+    pub(super) fn complete(&mut self, wr_id: u64) -> Option<Request> {
         let index = index(wr_id);
         if self.slots.get(index)?.id == wr_id { self.take(index) } else { None }
     }
@@ -179,13 +179,13 @@ impl Lent {
     /// client, and the receives posted on its queue pair. The buffers of the receives are added to `spare`.
     pub(super) fn end_of(&mut self, peer: PeerId, spare: &mut Vec<Buffer>) {
         for index in 0..self.slots.len() {
-            let (Some(Loan::Send(of, _) | Loan::Copy(of, _)) | Some(Loan::Receive(Some(of), _))) =
-                &self.slots[index].loan
+            let (Some(Request::Send(of, _) | Request::Copy(of, _))
+            | Some(Request::Receive(Some(of), _))) = &self.slots[index].request
             else {
                 continue;
             };
             if *of == peer
-                && let Some(Loan::Receive(_, buffer)) = self.take(index)
+                && let Some(Request::Receive(_, buffer)) = self.take(index)
             {
                 spare.push(buffer);
             }
@@ -193,26 +193,26 @@ impl Lent {
     }
 
     /// Puts a request into a slot. Returns the slot's index and the WR ID.
-    fn put(&mut self, loan: Loan) -> (usize, u64) {
+    fn put(&mut self, request: Request) -> (usize, u64) {
         let index = self.free.pop().unwrap_or_else(|| {
             let index = self.slots.len();
-            self.slots.push(LoanSlot { id: index as u64, loan: None });
+            self.slots.push(Slot { id: index as u64, request: None });
             index
         });
         let slot = &mut self.slots[index];
-        debug_assert!(slot.loan.is_none(), "a free slot is empty");
-        slot.loan = Some(loan);
+        debug_assert!(slot.request.is_none(), "a free slot is empty");
+        slot.request = Some(request);
         (index, slot.id)
     }
 
     /// Takes a request out of its slot. After that, the slot is free and has a new WR ID.
-    fn take(&mut self, index: usize) -> Option<Loan> {
+    fn take(&mut self, index: usize) -> Option<Request> {
         let slot = self.slots.get_mut(index)?;
-        let loan = slot.loan.take()?;
+        let request = slot.request.take()?;
         slot.id = slot.id.wrapping_add(GENERATION);
         self.free.push(index);
-        self.receives -= u32::from(matches!(loan, Loan::Receive(..)));
-        Some(loan)
+        self.receives -= u32::from(matches!(request, Request::Receive(..)));
+        Some(request)
     }
 }
 
@@ -220,10 +220,10 @@ impl Drop for Lent {
     fn drop(&mut self) {
         let is_closed = self.srq.take().is_some_and(|srq| srq.close().is_ok());
         for slot in &mut self.slots {
-            let loan = ManuallyDrop::new(slot.loan.take());
+            let request = ManuallyDrop::new(slot.request.take());
             // The device may still use the other buffers, so they are never reused.
-            if is_closed && matches!(*loan, Some(Loan::Receive(None, _))) {
-                drop(ManuallyDrop::into_inner(loan));
+            if is_closed && matches!(*request, Some(Request::Receive(None, _))) {
+                drop(ManuallyDrop::into_inner(request));
             }
         }
     }
@@ -267,6 +267,6 @@ mod tests {
         lent.post_copy(to, pool.allocate(8).unwrap()).unwrap_err();
         let (refused, _) = lent.post_send(to, pool.allocate(8).unwrap(), 8, None).unwrap_err();
         assert!(refused.is_some());
-        assert_eq!(lent.slots.iter().filter(|slot| slot.loan.is_some()).count(), posted);
+        assert_eq!(lent.slots.iter().filter(|slot| slot.request.is_some()).count(), posted);
     }
 }

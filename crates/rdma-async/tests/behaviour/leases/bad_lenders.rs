@@ -9,7 +9,7 @@ use crate::common::peer::{self, Peer};
 use crate::leases::frames::{ASK, BACK, DENY, LEND, OVER, frame, grant, grant_of, hear};
 use crate::leases::*;
 
-const LOAN: u32 = 1;
+const LEASE: u32 = 1;
 /// The length of each frame, in bytes.
 const LEND_BYTES: usize = 16;
 const GRANT_BYTES: usize = 52;
@@ -17,15 +17,15 @@ const DENY_BYTES: usize = 28;
 
 /// Sends the first `bytes` bytes of a lender's frames, and vanishes.
 async fn say_part(mut peer: Peer, bytes: usize, lends: bool, denies: bool) {
-    let first = if lends { frame(LEND, &[LOAN], &[]) } else { Vec::new() };
+    let first = if lends { frame(LEND, &[LEASE], &[]) } else { Vec::new() };
     peer.say(&first[..bytes.min(first.len())]).await;
     let Some(left) = bytes.checked_sub(first.len()) else { return };
     let asked = hear(&mut peer, ASK).await[0];
     let answer = if denies {
         frame(DENY, &[asked, 1, 0, 0], &[])
     } else {
-        let grant = grant(asked, LOAN, READ.bits(), (0x10000, 64));
-        [grant, frame(OVER, &[LOAN], &[])].concat()
+        let grant = grant(asked, LEASE, READ.bits(), (0x10000, 64));
+        [grant, frame(OVER, &[LEASE], &[])].concat()
     };
     peer.say(&answer[..left.min(answer.len())]).await;
 }
@@ -87,7 +87,7 @@ fn the_lease_time_includes_the_wait_for_the_answer() {
             let since = Instant::now();
             sleep(SHORT).await;
             let late = since.elapsed();
-            peer.say(&grant(asked, LOAN, READ.bits(), (0x10000, 64))).await;
+            peer.say(&grant(asked, LEASE, READ.bits(), (0x10000, 64))).await;
             late
         });
         // `grant` is for five seconds.
@@ -113,10 +113,10 @@ fn invalid_memory_is_rejected() {
                 };
                 let (lent, ()) = tokio::join!(wanted, async {
                     if lends {
-                        peer.say(&frame(LEND, &[LOAN], &[])).await;
+                        peer.say(&frame(LEND, &[LEASE], &[])).await;
                     }
                     let asked = hear(&mut peer, ASK).await[0];
-                    peer.say(&grant(asked, LOAN, READ.bits(), memory)).await;
+                    peer.say(&grant(asked, LEASE, READ.bits(), memory)).await;
                 });
                 let gone = lent.unwrap_err();
                 assert!(
@@ -138,7 +138,7 @@ fn a_grant_cannot_reach_memory_of_another_domain() {
             let open = region(&third, 64).reserve(READ | WRITE, HANG, async |descriptor| {
                 let (lent, ()) = tokio::join!(server.borrow(64, WRITE, HANG), async {
                     let asked = hear(&mut peer, ASK).await[0];
-                    peer.say(&grant_of(asked, LOAN, WRITE.bits(), &descriptor.to_bytes())).await;
+                    peer.say(&grant_of(asked, LEASE, WRITE.bits(), &descriptor.to_bytes())).await;
                 });
                 let lent = lent.unwrap();
                 let written = timeout(HANG, lent.write(host.buffer(&[7; 64]))).await.unwrap();
@@ -160,7 +160,7 @@ fn a_failed_operation_is_reported_with_the_return() {
             let (mut peer, server) = peer::pair_with(&host, options(&host)).await;
             let (lent, ()) = tokio::join!(server.borrow(64, READ, HANG), async {
                 let asked = hear(&mut peer, ASK).await[0];
-                peer.say(&grant(asked, LOAN, READ.bits(), (0x10000, 64))).await;
+                peer.say(&grant(asked, LEASE, READ.bits(), (0x10000, 64))).await;
             });
             let lent = lent.unwrap();
             if reads {
