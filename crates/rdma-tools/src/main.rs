@@ -1,4 +1,4 @@
-//! `rdmatool`: lists and examines RDMA devices, and measures them.
+//! `rdmatool`: lists and examines RDMA devices, measures them, and starts groups of processes.
 
 mod compare;
 mod devices;
@@ -8,13 +8,14 @@ mod perf;
 mod perftest;
 mod plot;
 mod reports;
+mod run;
 mod units;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
-/// Lists and examines RDMA devices, and measures them.
+/// Lists and examines RDMA devices, measures them, and starts groups of processes.
 #[derive(Debug, Parser)]
 #[command(name = "rdmatool", version, propagate_version = true)]
 enum Command {
@@ -24,6 +25,7 @@ enum Command {
     Perf(Box<perf::Arguments>),
     Perftest(perftest::Arguments),
     Plot(plot::Arguments),
+    Run(run::Arguments),
 }
 
 /// The exit status when a command fails. If the arguments are wrong, clap exits with 2.
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         Command::Perf(arguments) => perf::run(&arguments),
         Command::Perftest(arguments) => perftest::run(&arguments),
         Command::Plot(arguments) => plot::run(&arguments),
+        Command::Run(arguments) => run::run(&arguments),
     };
     match outcome {
         Ok(status) => status,

@@ -9,6 +9,7 @@ mod perf;
 mod perftest;
 mod plot;
 mod report;
+mod run;
 
 use std::process::{Command, Output};
 
