@@ -191,7 +191,7 @@ counters! {
     /// files.
     held_up_connections: times, "files_of_another_user_hold_up_only_new_connections_on_an_earlier_kernel";
     /// Requests that this device executed itself, on memory of another process that it has mapped. `sent_pkts` includes
-    /// them, but no counter of the other process does.
+    /// them. The counters of the other process include only WRITEs with immediate data.
     mapped_requests: requests, "mapped_memory_is_used_without_its_process";
     /// Regions and grants that a process could not map, for lack of memory or because of a limit on open files or
     /// mappings. Their requests are sent as packets.

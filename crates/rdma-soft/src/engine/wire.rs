@@ -319,14 +319,24 @@ pub(crate) fn time(now: Time) -> rdma_proto::Time {
     rdma_proto::Time::from_nanos(now.nanoseconds())
 }
 
+/// A burst to send.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) burst: Burst,
+    /// See [`Letter::placed`].
+    pub(crate) placed: u32,
+    /// Whether there may be more bursts.
+    pub(crate) more: bool,
+}
+
 /// Sends the bursts that `next` writes to buffers, until none are left, the link has no space or the turn is over.
-/// `next` also returns whether it may have more bursts. Returns true if the turn is over and there may be more to send.
+/// Returns true if the turn is over and there may be more to send.
 /// If the link has no space, returns false, and the queue pair gets a turn later.
 pub(crate) fn transmit(
     own: &Station,
     (route, word): (&Route, Option<WordKey>),
     mtu: Mtu,
-    mut next: impl FnMut(&mut [u8]) -> Option<(Burst, bool)>,
+    mut next: impl FnMut(&mut [u8]) -> Option<Outgoing>,
 ) -> bool {
     let mut left = TURN;
     // No run of packets is longer than a turn, and none is cut off at the end of a turn, because each run costs a
@@ -345,7 +355,7 @@ pub(crate) fn transmit(
         let mut nowhere = [0; 4096];
         while left > 0 {
             let room = room(&nowhere);
-            let Some((burst, _)) = next(&mut nowhere[..room]) else { return false };
+            let Some(Outgoing { burst, .. }) = next(&mut nowhere[..room]) else { return false };
             left = left.saturating_sub(burst.segments.into());
             lost(Reason::NoRoute, &burst);
             if let Some(tap) = tap {
@@ -359,7 +369,7 @@ pub(crate) fn transmit(
             return false;
         };
         let room = room(&buffer);
-        let Some((burst, more)) = next(&mut buffer[..room]) else {
+        let Some(Outgoing { burst, placed, more }) = next(&mut buffer[..room]) else {
             outlet.give_back(buffer);
             return false;
         };
@@ -368,7 +378,8 @@ pub(crate) fn transmit(
             tap.sent(&route.path, &burst, None, &buffer);
         }
         if up {
-            let letter = Letter::new(route.path, burst, None, buffer).with_word(word);
+            let mut letter = Letter::new(route.path, burst, None, buffer).with_word(word);
+            letter.placed = placed;
             send(own, outlet, letter);
         } else {
             lost(Reason::PortDown, &burst);

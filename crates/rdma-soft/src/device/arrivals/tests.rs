@@ -24,7 +24,7 @@ use crate::engine::responder::wire::Continuation;
 use crate::engine::turn::Turn;
 use crate::engine::wire::letter::Datagram;
 use crate::engine::wire::word::WordKey;
-use crate::engine::wire::{Carrier, Mailbox as _, Outlet, Route, transmit};
+use crate::engine::wire::{Carrier, Mailbox as _, Outgoing, Outlet, Route, transmit};
 use crate::engine::{requester, responder};
 use crate::fabric::random::Seed;
 use crate::fabric::run_queue::Task;
@@ -93,7 +93,7 @@ fn a_turn_sends_sixteen_packets() {
             let more = transmit(&own, (&Route { path: PATH, outlet }, None), mtu, |room| {
                 let segments = u16::try_from(room.len() / mtu.bytes() as usize).unwrap();
                 sent.set(sent.get() + segments);
-                Some((Burst { segments, ..datagram(9) }, true))
+                Some(Outgoing { burst: Burst { segments, ..datagram(9) }, placed: 0, more: true })
             });
             assert_eq!((sent.get(), more), (16, true), "{mtu:?}, nowhere: {nowhere}");
         }

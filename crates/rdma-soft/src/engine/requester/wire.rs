@@ -16,12 +16,12 @@ use crate::engine::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::peer::Near;
 use crate::engine::requester::side::{Blocked, Requester, SendSide};
-use crate::engine::requester::wire::mapped::Mapped;
+use crate::engine::requester::wire::mapped::{Mapped, Placed, is_before};
 use crate::engine::requester::wire::work::Queue;
 use crate::engine::station::Station;
 use crate::engine::wire::letter::Letter;
 use crate::engine::wire::run::Run;
-use crate::engine::wire::{self, Carrier, Outlet, Route, Word};
+use crate::engine::wire::{self, Carrier, Outgoing, Outlet, Route, Word};
 use crate::fabric::clock::Time;
 use crate::fabric::run_queue::Task;
 use crate::limits::patience;
@@ -100,7 +100,10 @@ impl Wire {
         };
         if !is_same {
             self.word = None;
+            let placed =
+                self.mapped.placed.filter(|placed| is_before(placed.request, self.begun()));
             self.mapped.clear();
+            self.mapped.placed = placed.map(|placed| Placed { is_stranded: true, ..placed });
         }
         self.route = route;
     }
@@ -256,11 +259,24 @@ impl<P: Near> SendSide<P> {
         let posted = self.posts.map(|posts| wire.head.wrapping_add(queued).wrapping_sub(posts));
         let run = letter
             .map_or(Run::default(), |letter| Run::of(&letter.burst, letter.payload(), wire.mtu));
-        let mut queue = Queue { own, send: self, head, begun, admitted, posted, aftermath, run };
+        let (placed, gathered_after) = (wire.mapped.placed, 0);
+        let mut queue = Queue {
+            own,
+            send: self,
+            head,
+            begun,
+            admitted,
+            posted,
+            aftermath,
+            placed,
+            gathered_after,
+            run,
+        };
         let way = WireRoute { route: &wire.route, word: wire.word.as_ref(), mtu: wire.mtu };
         let result = work(&mut wire.protocol, &way, &mut queue);
         let ended = queue.head != head;
         wire.head = queue.head;
+        wire.mapped.placed = placed.filter(|placed| !is_before(placed.request, wire.head));
         wire.arm(own);
         wire.count(own, self.requester.peer_qpn);
         self.wire = Some(wire);
@@ -361,11 +377,14 @@ impl<P: Near> SendSide<P> {
             let word = way.word.map(|word| word.key);
             wire::transmit(own, (way.route, word), way.mtu, |room| match protocol {
                 Protocol::Reliable(protocol) => {
+                    queue.gathered_after = 0;
                     let burst = protocol.poll_transmit(now, queue, room)?;
-                    Some((burst, protocol.has_packets(queue.admitted)))
+                    let more = protocol.has_packets(queue.admitted);
+                    Some(Outgoing { burst, placed: queue.gathered_after, more })
                 }
                 Protocol::Unreliable(protocol) => {
-                    Some((protocol.poll_transmit(queue, room)?, true))
+                    let burst = protocol.poll_transmit(queue, room)?;
+                    Some(Outgoing { burst, placed: 0, more: true })
                 }
             })
         });

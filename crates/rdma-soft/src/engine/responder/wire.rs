@@ -24,7 +24,7 @@ use crate::engine::station::Station;
 use crate::engine::wire::grant::{Given, Visited};
 use crate::engine::wire::letter::{self, Kept, Letter};
 use crate::engine::wire::run::Run;
-use crate::engine::wire::{self, Carrier, Route};
+use crate::engine::wire::{self, Carrier, Outgoing, Route};
 use crate::memory::copy::Data;
 use crate::memory::grace_period::Visit;
 
@@ -239,6 +239,7 @@ impl Responder {
         self.holds = wire.acknowledges();
         let mut arrival = Arrival::new(own, self, aftermath);
         let (burst, payload) = (&letter.burst, letter.payload());
+        arrival.placed = letter.placed;
         arrival.run = Run::of(burst, payload, wire.mtu);
         arrival.waits = wire.is_reliable() && wire.route.outlet.carries_void();
         match &mut wire.protocol {
@@ -318,7 +319,8 @@ impl Responder {
                 wire::transmit(own, (&wire.route, None), wire.mtu, |room| {
                     let burst = protocol.poll_transmit(&mut arrival, room)?;
                     arrival.side.unflushed = leaves;
-                    Some((burst, protocol.owes() != Owes::Nothing))
+                    let more = protocol.owes() != Owes::Nothing;
+                    Some(Outgoing { burst, placed: 0, more })
                 })
             }
             Protocol::Unreliable(_) => false,
@@ -389,6 +391,8 @@ struct Arrival<'a> {
     datagram: Option<letter::Datagram>,
     /// The reason why a datagram was dropped, if it was.
     dropped: Option<Reason>,
+    /// The number of bytes that the peer's process has written itself, before those of the packet.
+    placed: u32,
     /// The received packets.
     run: Run<'a>,
     /// Whether this queue pair waits to be notified of the next receive request when a packet finds none.
@@ -398,8 +402,8 @@ struct Arrival<'a> {
 impl<'a> Arrival<'a> {
     fn new(own: &'a Station, side: &'a mut Responder, aftermath: &'a mut Aftermath) -> Self {
         let (refused, uses_receive, datagram, dropped) = (None, false, None, None);
-        let (run, waits) = (Run::default(), false);
-        Self { own, side, aftermath, refused, uses_receive, datagram, dropped, run, waits }
+        let (placed, run, waits) = (0, Run::default(), false);
+        Self { own, side, aftermath, refused, uses_receive, datagram, dropped, placed, run, waits }
     }
 
     /// Runs `work` on the responder, within a separate visit.
@@ -490,7 +494,11 @@ impl Host for Arrival<'_> {
         }
         self.uses_receive = false;
         let length = start.length.unwrap_or_default().into();
-        let checked = self.inbound(|inbound, _| inbound.check(&operation, length));
+        let placed = self.placed.into();
+        let checked = self.inbound(|inbound, _| match placed {
+            0 => inbound.check(&operation, length),
+            _ => inbound.check_placed(&operation, length, placed),
+        });
         checked.map_err(|refused| self.refuse(refused))?;
         if operation.opcode == Opcode::Read {
             self.side.executed += 1;
@@ -530,7 +538,7 @@ impl Host for Arrival<'_> {
 
     fn finish(&mut self, start: &MessageStart, end: &MessageEnd) -> Result<(), Stop> {
         let operation = operation(start, Some(end));
-        let length = end.length.into();
+        let length = u64::from(self.placed) + u64::from(end.length);
         let is_send = operation.opcode.is_send();
         let finished = self.inbound(|inbound, aftermath| {
             if is_send && length == 0 {

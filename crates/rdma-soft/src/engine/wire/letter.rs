@@ -26,6 +26,9 @@ pub(crate) struct Letter {
     pub(crate) is_void: bool,
     /// Whether this letter arrived earlier, and was [kept](Self::keep).
     pub(crate) was_kept: bool,
+    /// The number of bytes of the same message before the payload, which the sender has written to this process's memory
+    /// itself. Not 0 only for the last packet of a WRITE with immediate data, from another process.
+    pub(crate) placed: u32,
     payload: Box<[u8]>,
     /// The number of letters that arrived at the inbox before this one.
     pub(crate) number: u64,
@@ -111,13 +114,14 @@ impl Letter {
     ) -> Self {
         debug_assert!(burst.length as usize <= payload.len());
         let [from_outside, is_void, was_kept] = [false; 3];
-        let (number, word, words) = (0, None, None);
+        let (number, placed, word, words) = (0, 0, None, None);
         Self {
             path,
             burst,
             datagram,
             is_void,
             was_kept,
+            placed,
             payload,
             number,
             from_outside,

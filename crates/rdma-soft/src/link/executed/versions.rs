@@ -153,6 +153,8 @@ mod loom_tests {
         visits: Visits,
         /// Two words of the owner's memory.
         memory: [AtomicU32; 2],
+        /// The position up to which the user has written its ring.
+        tail: AtomicU32,
     }
 
     impl Shared {
@@ -199,6 +201,42 @@ mod loom_tests {
                 let written = user.join().unwrap();
                 assert_eq!(shared.memory(), found);
                 assert_eq!(found, if written { [7; 2] } else { [0; 2] });
+            });
+        }
+    }
+
+    /// The last packet of a WRITE with immediate data is sent after the visit that wrote the other bytes. Whenever the
+    /// owner receives it, the bytes are there. A revocation before that does not lose or change them.
+    #[test]
+    fn loom_a_last_packet_arrives_after_the_bytes_before_it() {
+        for index in [0, 1] {
+            loom::model(move || {
+                let shared = Arc::new(Shared::default());
+                let user = thread::spawn({
+                    let shared = Arc::clone(&shared);
+                    move || {
+                        let written = shared.write(7);
+                        if written {
+                            shared.tail.store(1, Ordering::Release);
+                        }
+                        written
+                    }
+                });
+                let receive = || {
+                    let arrived = shared.tail.load(Ordering::Acquire) == 1;
+                    if arrived {
+                        assert_eq!(shared.memory(), [7; 2]);
+                    }
+                    arrived
+                };
+                let before = receive();
+                shared.revoke(index);
+                let found = shared.memory();
+                let after = receive();
+                let written = user.join().unwrap();
+                assert_eq!(shared.memory(), found);
+                assert!(after || !before);
+                assert_eq!((receive(), found == [7; 2]), (written, written));
             });
         }
     }

@@ -11,12 +11,13 @@
 //! | 12 to 15 | datagrams: service level; requests: the [key](WordKey) of the word that shows their progress |
 //! | 16 to 55 | headers of the first packet, from its BTH on, as on a wire |
 //! | 56 to 95 | headers of the last packet, if there are several; or the route header of a datagram |
+//! | 56 to 59 | with [`PLACED`]: the number of [placed](Letter::placed) bytes |
 //!
 //! Both processes have the same device, so an index means the same address in both. A peer may have written anything,
 //! so everything is checked before it is used.
 
-use rdma_proto::wire::{Aeth, Bth, Headers, Opcode, Operation, Service, Syndrome};
-use rdma_proto::{Burst, Last};
+use rdma_proto::wire::{Aeth, Bth, Headers, Opcode, Operation, Reth, Service, Syndrome};
+use rdma_proto::{Burst, Last, MAX_MESSAGE_BYTES};
 
 use crate::address::{Address, Path};
 use crate::device::Device;
@@ -26,7 +27,7 @@ use crate::engine::wire::letter::{BURST_BYTES, Datagram, Letter};
 use crate::engine::wire::word::WordKey;
 
 /// The version of the message format, and of socket names. Processes with different versions do not find each other.
-pub(super) const VERSION: u8 = 6;
+pub(super) const VERSION: u8 = 7;
 
 /// The size of a header in bytes.
 pub(super) const HEAD: usize = 96;
@@ -47,6 +48,8 @@ const ROUTED: u8 = 4;
 /// The burst is a void refusal: the RNR NAK for a packet that can now be sent again, because a receive request has been
 /// posted. A void refusal is not a packet.
 const VOID: u8 = 8;
+/// The burst is the last packet of a WRITE with immediate data. The sender has written the bytes before it itself.
+const PLACED: u8 = 16;
 
 /// The contents of a decoded header.
 pub(super) type Decoded = (Path, Burst, Option<Datagram>);
@@ -62,7 +65,8 @@ pub(super) fn encode(device: &Device, letter: &Letter) -> Option<[u8; HEAD]> {
     head[1] = if last.is_some() { WITH_LAST } else { 0 }
         | if datagram.is_some() { DATAGRAM } else { 0 }
         | if header.is_some() { ROUTED } else { 0 }
-        | if letter.is_void { VOID } else { 0 };
+        | if letter.is_void { VOID } else { 0 }
+        | if letter.placed > 0 { PLACED } else { 0 };
     head[2] = index_of(device, &path.local)?;
     head[3] = index_of(device, &path.remote)?;
     head[4..6].copy_from_slice(&burst.segment.to_le_bytes());
@@ -78,6 +82,8 @@ pub(super) fn encode(device: &Device, letter: &Letter) -> Option<[u8; HEAD]> {
         headers_of(&burst.header.bth, last).emit(&mut head[SECOND..]).ok()?;
     } else if let Some(header) = header {
         head[SECOND..].copy_from_slice(&header);
+    } else if letter.placed > 0 {
+        head[SECOND..SECOND + 4].copy_from_slice(&letter.placed.to_le_bytes());
     }
     Some(head)
 }
@@ -99,13 +105,16 @@ pub(super) fn decode(device: &Device, head: &[u8; HEAD], length: usize) -> Optio
     let number = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
     let (flags, segment, segments) = (head[1], number(4), number(6));
     let announced = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
-    let known = flags & !(WITH_LAST | DATAGRAM | ROUTED | VOID) == 0;
+    let known = flags & !(WITH_LAST | DATAGRAM | ROUTED | VOID | PLACED) == 0;
     if head[0] != VERSION || !known || announced as usize != length || segments == 0 {
         return None;
     }
     let path = Path { local: address_at(device, head[2])?, remote: address_at(device, head[3])? };
     let (header, _) = Headers::parse(&head[FIRST..SECOND]).ok()?;
     if is_void(head) && !(flags == VOID && length == 0 && is_refusal(&header)) {
+        return None;
+    }
+    if flags & PLACED != 0 && !(flags == PLACED && is_last_of_placed(&header, placed(head))) {
         return None;
     }
     let is_datagram = flags & DATAGRAM != 0;
@@ -154,6 +163,25 @@ pub(super) fn decode(device: &Device, head: &[u8; HEAD], length: usize) -> Optio
 /// Returns true if a [decoded](decode) header is that of a [void refusal](Letter::void).
 pub(super) fn is_void(head: &[u8; HEAD]) -> bool {
     head[1] & VOID != 0
+}
+
+/// Returns the number of bytes that the sender has [placed](Letter::placed), according to a [decoded](decode) header.
+pub(super) fn placed(head: &[u8; HEAD]) -> u32 {
+    match head[1] & PLACED {
+        0 => 0,
+        _ => head[SECOND..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes)),
+    }
+}
+
+/// Returns true if a packet can follow `placed` bytes of its message, which has an address and a length.
+fn is_last_of_placed(header: &Headers, placed: u32) -> bool {
+    let fits = |reth: Reth| {
+        let length = placed.checked_add(reth.length);
+        reth.va >= placed.into() && length.is_some_and(|length| length <= MAX_MESSAGE_BYTES)
+    };
+    header.bth.opcode == Opcode::reliable(Operation::RdmaWriteOnlyWithImmediate)
+        && placed > 0
+        && header.reth.is_some_and(fits)
 }
 
 fn is_refusal(header: &Headers) -> bool {

@@ -8,7 +8,7 @@ use rdma_types::Psn;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use super::head::{Decoded, HEAD, MOST, decode, is_void, payload_length, word_of};
+use super::head::{Decoded, HEAD, MOST, decode, is_void, payload_length, placed, word_of};
 use super::listener::Guest;
 use super::mapped::given::Giver;
 use super::shared::RingReceiver;
@@ -188,6 +188,7 @@ impl Inlet {
     ) -> Letter {
         let mut letter = Letter::from_outside(path, burst, datagram, payload);
         letter.is_void = is_void(head);
+        letter.placed = placed(head);
         letter.word = word_of(head);
         letter.words = letter.word.map(|_| Arc::<Self>::clone(self) as Arc<dyn ExecutedWords>);
         letter

@@ -7,15 +7,17 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_soft::{Builder, Peers, SoftDevice};
-use rdma_sys::{ibv_qp_type, ibv_wc_status as Status, ibv_wr_opcode as Opcode};
+use rdma_sys::{
+    ibv_qp_type, ibv_wc_opcode as Done, ibv_wc_status as Status, ibv_wr_opcode as Opcode,
+};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::{Errno, pread, pwrite};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use test_support::rig::connect::{Endpoint, Knobs, Side, connect};
 use test_support::rig::post::Wr;
-use test_support::rig::{ALL_ACCESS, Mr, Size, until};
+use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, REMOTE_WRITE, Size, until};
 
-use crate::local_link::hostile::{FIRST, Head, name_at, slot_of};
+use crate::local_link::hostile::{FIRST, Head, PLACED, SECOND, name_at, slot_of};
 use crate::local_link::ring::{Accepted, Connection, SEALS, file, listen_at, say};
 use crate::two_processes::near::{MAPPED, Near, PATIENT};
 use crate::two_processes::peer::Peer;
@@ -277,7 +279,7 @@ fn receive_file(socket: &OwnedFd) -> (Vec<u8>, OwnedFd) {
     received.unwrap()
 }
 
-/// Returns a WRITE to the memory of a queue pair's peer.
+/// Returns a WRITE to the memory of a queue pair's peer, as a process that has the queue pair's number can send it.
 fn write(near: &Near, word: u32, psn: u32, length: u16) -> Vec<u8> {
     let indices = [near.far.gid_index; 2];
     let (segment, said) = (length, u32::from(length));
@@ -290,6 +292,45 @@ fn write(near: &Near, word: u32, psn: u32, length: u16) -> Vec<u8> {
     bytes[FIRST + 20..FIRST + 24].copy_from_slice(&near.remote.1.to_be_bytes());
     bytes[FIRST + 24..FIRST + 28].copy_from_slice(&said.to_be_bytes());
     bytes
+}
+
+/// Returns the last packet of a WRITE with immediate data, whose first `placed` bytes the process claims to have written.
+/// The packet has 8 bytes, at this offset in the memory of the queue pair's peer.
+fn notice(near: &Near, offset: u64, placed: u32) -> Vec<u8> {
+    let mut bytes = write(near, 0, PATIENT.psn, 8);
+    bytes[1] = if placed > 0 { PLACED } else { 0 };
+    bytes[FIRST] = 0x0b; // RC RDMA WRITE Only with Immediate
+    bytes[FIRST + 12..FIRST + 20].copy_from_slice(&(near.remote.0 + offset).to_be_bytes());
+    bytes[SECOND..SECOND + 4].copy_from_slice(&placed.to_le_bytes());
+    bytes
+}
+
+/// A process that may only write could otherwise make a program use old bytes as its message.
+#[test]
+fn only_bytes_that_the_process_may_read_count_as_placed() {
+    let writes = LOCAL_WRITE | REMOTE_WRITE;
+    for (name, access, offset, placed, is_refused) in [
+        ("placed-all", ALL_ACCESS, 96, 96, false),
+        ("placed-before", ALL_ACCESS, 96, 97, true),
+        ("placed-unread", writes, 96, 96, true),
+        ("placed-nothing", writes, 96, 0, false),
+    ] {
+        let _device = Builder::new(name).peers(Peers::SameUser).install().unwrap();
+        let memory = format!("{access} {LENGTH}");
+        let peer = Peer::start_with(&format!("/{name}"), &[(MAPPED, &memory)]);
+        let mut near = Near::on(name, peer, ibv_qp_type::IBV_QPT_RC, &PATIENT);
+        near.peer.receive();
+        let mut hostile = Connection::to(&name_at(name, slot_of(near.far.qpn)));
+        hostile.send_all(&notice(&near, offset, placed));
+        if is_refused {
+            near.peer.until_counter("resp_remote_access_errors", 1);
+            assert_eq!(near.peer.counter("rdma_recvs"), 0, "{name}");
+        } else {
+            let done = Done::IBV_WC_RECV_RDMA_WITH_IMM.0;
+            assert_eq!(near.peer.completion(), (done, placed + 8, 0), "{name}");
+        }
+        near.peer.kill();
+    }
 }
 
 /// Otherwise a process could try all keys. A dropped request does not make a queue pair fail, and the key of a request

@@ -30,6 +30,8 @@ pub(crate) const DATAGRAM: u8 = 2;
 pub(crate) const ROUTED: u8 = 4;
 /// The message is a void RNR NAK.
 pub(crate) const VOID: u8 = 8;
+/// The message is the last packet of a WRITE whose other bytes were written without packets.
+pub(crate) const PLACED: u8 = 16;
 /// The offset of the syndrome of an acknowledgement.
 pub(crate) const SYNDROME: usize = FIRST + 12;
 
@@ -115,7 +117,8 @@ pub(crate) fn plausible(random: &mut Random, qpn: u32) -> Vec<u8> {
     let head = Head {
         flags: u8::from(several && !datagram)
             | if datagram { DATAGRAM | ROUTED } else { 0 }
-            | if random.below(64) == 0 { VOID } else { 0 },
+            | if random.below(64) == 0 { VOID } else { 0 }
+            | if random.below(16) == 0 { PLACED } else { 0 },
         indices: [random.below(5) as u8, random.below(5) as u8],
         segment,
         segments: u16::try_from(segments).unwrap_or(u16::MAX),

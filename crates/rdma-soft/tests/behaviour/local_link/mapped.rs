@@ -2,8 +2,8 @@
 
 use rdma_soft::{Builder, Peers, Schedule, SoftDevice};
 use rdma_sys::{
-    ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, ibv_qp_type, ibv_wc_status as Status,
-    ibv_wr_opcode as Opcode,
+    ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, ibv_qp_type, ibv_wc_opcode as Done,
+    ibv_wc_status as Status, ibv_wr_opcode as Opcode,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use test_support::program::{in_own_process, is_emulated};
@@ -160,6 +160,120 @@ fn requests_with_and_without_packets_keep_their_order() {
         assert_eq!(near.peer.ask(&format!("word {AT}")), [u128::from(round | 1 << 32)]);
     }
     pair.near.peer.end();
+}
+
+/// The lengths are those of one packet, of the shortest request that is placed, and of longer ones. The last packet is
+/// full, or not.
+#[test]
+fn a_long_write_with_immediate_is_executed_with_one_packet() {
+    let mut pair = Pair::new("mapped-notice", &PATIENT);
+    pair.use_grant();
+    for (length, placed) in
+        [(1024, 0), ((8 << 10) - 1, 0), (8 << 10, 1), (64 << 10, 1), (LENGTH, 1)]
+    {
+        let received = ["rcvd_pkts", "rcvd_bytes"].map(|name| pair.near.peer.counter(name));
+        let before = pair.mapped_requests();
+        pair.near.write(length, Some(0x1234_5678));
+        assert_eq!(pair.mapped_requests(), before + placed, "{length} bytes");
+        let found = ["rcvd_pkts", "rcvd_bytes"].map(|name| pair.near.peer.counter(name));
+        assert_eq!(found, [received[0] + 1, received[1] + length as u64], "{length} bytes");
+    }
+    pair.near.peer.end();
+}
+
+/// Requests that a grant covers wait for such a WRITE. Others are sent after it.
+#[test]
+fn requests_keep_their_order_around_a_write_with_immediate() {
+    const LONG: usize = 40_000;
+    let mut pair = Pair::new("mapped-notice-order", &PATIENT);
+    pair.use_grant();
+    let near = &mut pair.near;
+    for round in 0..100_u32 {
+        near.peer.receive_all(4);
+        near.memory.fill(round as u8);
+        let part = |n: usize| near.memory.sge(n * 8, LONG);
+        let wr = |wr_id, opcode, at: u64| {
+            let wr = Wr::new(wr_id, opcode, &[part(wr_id as usize)]);
+            wr.remote(near.remote.0 + at, near.remote.1)
+        };
+        let notice = |wr_id, at| wr(wr_id, Opcode::IBV_WR_RDMA_WRITE_WITH_IMM, at).with_imm(round);
+        let add = Wr::new(3, Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &[near.memory.sge(90_000, 8)]);
+        let wrs = [
+            notice(0, 0),
+            notice(1, 50_000),
+            Wr::send(2, &[part(2)]),
+            add.atomic_at(near.remote.0 + 99_992, near.remote.1, 1, 0),
+            notice(4, 0),
+        ];
+        near.side.qp.try_post_list(&wrs).unwrap();
+        (0..5).for_each(|wr_id| _ = near.side.send_cq.expect_success(wr_id));
+        let sent =
+            [Done::IBV_WC_RECV_RDMA_WITH_IMM.0; 4].map(|with_imm| (with_imm, LONG as u32, round));
+        let found = [0; 4].map(|_| near.peer.completion());
+        assert_eq!(found, [sent[0], sent[1], (Done::IBV_WC_RECV.0, LONG as u32, 0), sent[3]]);
+        assert_eq!(read(&near.memory, 90_000, 8), u64::from(round).to_ne_bytes());
+    }
+    pair.near.peer.end();
+}
+
+/// Posts a WRITE with immediate data that finds no receive request. Returns its bytes.
+fn post_unexpected(pair: &mut Pair) -> Vec<u8> {
+    pair.use_grant();
+    pair.near.fill(0x33);
+    let before = pair.mapped_requests();
+    pair.near.side.qp.post(&pair.wr(Opcode::IBV_WR_RDMA_WRITE_WITH_IMM, LENGTH).with_imm(5));
+    until("a refusal", || pair.near.peer.counter("send_rnr_err") > 0);
+    assert_eq!(pair.mapped_requests(), before + 1);
+    read(&pair.near.memory, 0, LENGTH)
+}
+
+/// The bytes before the last packet are written, as those of a message that arrives in packets.
+#[test]
+fn the_last_packet_of_a_write_with_immediate_waits_for_a_receive() {
+    for (name, rnr_retries) in [("mapped-notice-patient", 7), ("mapped-notice-retries", 6)] {
+        let knobs = Knobs { rnr_retries, min_rnr_timer: 0, ..PATIENT };
+        let mut pair = Pair::new(name, &knobs);
+        let bytes = post_unexpected(&mut pair);
+        let last = LENGTH / 1024 * 1024;
+        assert_eq!(pair.near.peer.sum(8, last - 8), sum(&bytes[8..last]));
+        assert_eq!(pair.near.peer.sum(last, LENGTH - last), sum(&vec![0; LENGTH - last]));
+        pair.near.peer.receive();
+        pair.near.side.send_cq.expect_success(1);
+        let done = Done::IBV_WC_RECV_RDMA_WITH_IMM.0;
+        assert_eq!(pair.near.peer.completion(), (done, LENGTH as u32, 5));
+        assert_eq!(pair.near.peer.sum(0, LENGTH), sum(&bytes));
+        pair.near.peer.end();
+    }
+}
+
+#[test]
+fn a_write_with_immediate_fails_without_a_receive() {
+    let mut pair = Pair::new("mapped-notice-rnr", &Knobs { rnr_retries: 1, ..PATIENT });
+    post_unexpected(&mut pair);
+    pair.near.side.send_cq.expect(1, Status::IBV_WC_RNR_RETRY_EXC_ERR);
+    pair.near.peer.receive();
+    assert_eq!(pair.near.peer.counter("rdma_recvs"), 0);
+    pair.near.peer.end();
+}
+
+/// The grant was valid when the bytes were written, but is revoked before the last packet is executed.
+#[test]
+fn the_last_packet_of_a_write_with_immediate_is_refused_after_a_revocation() {
+    let permit = format!("permit {}", LOCAL_WRITE | REMOTE_READ);
+    let cases = [
+        ("mapped-notice-deregistered", "deregister", Status::IBV_WC_REM_ACCESS_ERR),
+        ("mapped-notice-rights", &*permit, Status::IBV_WC_REM_INV_REQ_ERR),
+        ("mapped-notice-error", "fail", Status::IBV_WC_RETRY_EXC_ERR),
+    ];
+    for (name, revoke, status) in cases {
+        let mut pair = Pair::new(name, &HASTY);
+        post_unexpected(&mut pair);
+        pair.near.peer.ask(revoke);
+        pair.near.peer.receive();
+        pair.near.side.send_cq.expect(1, status);
+        assert_eq!(pair.near.peer.counter("rdma_recvs"), 0, "{name}");
+        pair.near.peer.kill();
+    }
 }
 
 /// Many requests are in flight as packets when the grant arrives. Each is executed once, in order.

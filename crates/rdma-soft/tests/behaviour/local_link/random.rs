@@ -13,9 +13,8 @@ use crate::two_processes::near::{MAPPED, PATIENT};
 use crate::two_processes::peer::{LENGTH, sum};
 
 const BATCHES: u32 = 300;
-/// The maximum number of requests in a batch. Each has its own part of the local memory.
+/// The maximum number of requests in a batch.
 const MOST: usize = 16;
-const PART: usize = LENGTH / MOST / 8 * 8;
 
 const ATOMICS: [Opcode; 2] =
     [Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, Opcode::IBV_WR_ATOMIC_CMP_AND_SWP];
@@ -105,9 +104,13 @@ fn request(
             model.update(from, word, |old| if old == expected { swap } else { old });
             (atomic(Opcode::IBV_WR_ATOMIC_CMP_AND_SWP, expected, swap), word..word + 8, false)
         }
-        7 if below(random, 2) == 0 || !model.has_receives => {
+        // Only long ones are executed without most of their packets.
+        7 if below(random, 4) > 0 || !model.has_receives => {
+            let length = most - below(random, most / 4);
+            let to = below(random, LENGTH - length + 1);
             model.write(from, to, length);
-            (there(Opcode::IBV_WR_RDMA_WRITE_WITH_IMM), to..to + length, true)
+            let wr = Wr::new(0, Opcode::IBV_WR_RDMA_WRITE_WITH_IMM, &[memory.sge(from, length)]);
+            (wr.remote(address + to as u64, key), to..to + length, true)
         }
         // The receive requests are at the start of the memory.
         _ => {
@@ -125,13 +128,15 @@ fn request(
 
 /// Posts a batch of requests, and returns when all have completed.
 fn batch(random: &mut Random, pair: &mut Pair, model: &mut Model) {
-    let count = 1 + below(random, MOST);
-    let most = if count == 1 { LENGTH } else { PART };
+    let limit = [3, MOST][below(random, 2)];
+    let count = 1 + below(random, limit);
+    // Each request has its own part of the local memory.
+    let part = LENGTH / count / 8 * 8;
     model.fetched.clear();
     let mut wrs = Vec::new();
     let (mut received, mut signaled) = (0, 0);
     for n in 0..count {
-        let (wr, receives) = request(random, pair, model, n * PART, most);
+        let (wr, receives) = request(random, pair, model, n * part, part);
         received += usize::from(receives);
         let is_signaled = n + 1 == count || below(random, 3) > 0;
         signaled += u32::from(is_signaled);

@@ -18,7 +18,7 @@ use rustix::net::{
 use test_support::rig::until;
 
 /// The version of the messages, and of the names of sockets.
-pub(crate) const VERSION: u8 = 6;
+pub(crate) const VERSION: u8 = 7;
 
 /// The capacity of the ring, in bytes.
 pub(crate) const CAPACITY: u32 = 256 << 10;

@@ -3,10 +3,11 @@
 use rdma_types::{QpState, WcStatus as Status};
 
 use crate::engine::aftermath::Aftermath;
+use crate::engine::operation::Opcode;
 use crate::engine::requester::peer::Near;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Requester, SendSide};
-use crate::engine::requester::wire::mapped::{Outcome, Part};
+use crate::engine::requester::wire::mapped::{Outcome, Part, Placed, bytes_without_packets};
 use crate::engine::requester::wire::{Protocol, Wire};
 use crate::engine::turn::{Extent, STRETCH_BYTES, TURN_BYTES};
 use crate::engine::wire::Word;
@@ -44,8 +45,14 @@ impl<P: Near> SendSide<P> {
         let Self { queue, requester, wire: Some(wire), posts, state, .. } = self else {
             return Step::Packets;
         };
-        let Wire { protocol: Protocol::Reliable(protocol), word: Some(word), mapped, head, .. } =
-            &mut **wire
+        let Wire {
+            protocol: Protocol::Reliable(protocol),
+            word: Some(word),
+            mapped,
+            head,
+            mtu,
+            ..
+        } = &mut **wire
         else {
             return Step::Packets;
         };
@@ -62,6 +69,11 @@ impl<P: Near> SendSide<P> {
         // Kept only if this call or a later one continues the same request.
         let from = std::mem::take(&mut mapped.copied);
         let Some((request, payload)) = found else { return Step::Packets };
+        if mapped.placed.is_some_and(|placed| placed.request == next) {
+            // The link had no space for its packet.
+            mapped.hold_after(queue, *head, next);
+            return Step::Packets;
+        }
         let (operation, length) = (&request.operation, payload.length());
         let Some((grant, remote)) = mapped.find(operation, length) else { return Step::Packets };
         if !protocol.can_skip() {
@@ -76,14 +88,15 @@ impl<P: Near> SendSide<P> {
         }
         let is_posted = posts.is_some_and(|posts| queue.len() <= posts as usize);
         let reach = if is_posted { Reach::Mapped } else { own.adapter.later() };
-        let to = Extent::Bytes(*bytes).end(from, length);
+        let all = bytes_without_packets(operation.opcode, length, *mtu);
+        let to = Extent::Bytes(*bytes).end(from, all);
         let part = Part { operation, remote, reach, from, to };
         let result = match requester.execute(own, word, grant, &part, payload) {
             Outcome::Not => {
                 mapped.drop_invalid();
                 return Step::Packets;
             }
-            Outcome::Executed if to < length => {
+            Outcome::Executed if to < all => {
                 mapped.copied = to;
                 *bytes = bytes.saturating_sub(to - from);
                 return Step::Done;
@@ -93,6 +106,13 @@ impl<P: Near> SendSide<P> {
         };
         *bytes = bytes.saturating_sub((to - from).max(LEAST));
         own.counts.mapped.count();
+        if operation.opcode == Opcode::WriteWithImm {
+            // It fits, because a message has at most 2^31 bytes.
+            let bytes = u32::try_from(to).unwrap_or(u32::MAX);
+            mapped.placed = Some(Placed { request: next, bytes, is_stranded: false });
+            mapped.hold_after(queue, *head, next);
+            return Step::Packets;
+        }
         protocol.skip();
         *head = head.wrapping_add(1);
         let upto = self.head_index().wrapping_add(1);
@@ -123,7 +143,7 @@ impl<P: Near> SendSide<P> {
         }
         let (operation, length) = (&request.operation, payload.length());
         let Some((grant, remote)) = mapped.find(operation, length) else { return false };
-        if length > STRETCH_BYTES {
+        if length > STRETCH_BYTES || operation.opcode == Opcode::WriteWithImm {
             return false;
         }
         let part = Part { operation, remote, reach: Reach::Mapped, from: 0, to: length };

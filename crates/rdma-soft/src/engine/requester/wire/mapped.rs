@@ -2,8 +2,14 @@
 //!
 //! Such a request takes no sequence number and no packet. It is executed only when the far end has executed everything
 //! that the queue pair has sent before. So requests keep their order, and each completes before the next begins.
+//!
+//! A long WRITE with immediate data is [placed](Placed): only its last packet is sent. The far end checks the whole
+//! message when that packet arrives, and executes the packet like any other.
 
 use std::sync::Arc;
+
+use rdma_proto::MAX_MESSAGE_BYTES;
+use rdma_types::Mtu;
 
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::requester::queue::SendQueue;
@@ -22,11 +28,37 @@ pub(super) struct Mapped {
     /// The number of the first request that waits until the requests before it are done, because it will be executed
     /// without packets.
     pub(super) held: Option<u32>,
+    /// The request that was placed last, until it is done.
+    pub(super) placed: Option<Placed>,
     /// All requests before this one were checked for a grant.
     checked: u32,
     /// One more than the number of the last checked request that no grant covers.
     uncovered: u32,
 }
+
+/// A WRITE with immediate data whose bytes were copied without packets, except those of its last packet.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Placed {
+    /// The number of the request.
+    pub(crate) request: u32,
+    /// The number of bytes that were copied.
+    pub(crate) bytes: u32,
+    /// Whether the last packet can no longer be sent again, because the route has changed.
+    pub(crate) is_stranded: bool,
+}
+
+/// Returns the number of bytes of a request that need no packet. For a WRITE with immediate data, these are the bytes
+/// before the last packet.
+pub(super) fn bytes_without_packets(opcode: Opcode, length: u64, mtu: Mtu) -> u64 {
+    match opcode {
+        Opcode::WriteWithImm => length.saturating_sub(1) & !(u64::from(mtu.bytes()) - 1),
+        _ => length,
+    }
+}
+
+/// The shortest WRITE with immediate data that is placed. Shorter ones would save few packets, and each waits until those
+/// before it are executed.
+const LEAST_PLACED: u64 = 8 << 10;
 
 impl Mapped {
     /// Forgets everything, because the queue pair is in error, or its peer has ended.
@@ -46,23 +78,31 @@ impl Mapped {
 
     /// Checks which of the requests in flight, from `head` to before `begun`, no grant covers.
     pub(super) fn check(&mut self, queue: &SendQueue, head: u32, begun: u32) {
-        let is_past = |n: u32| n.wrapping_sub(head).cast_signed() < 0;
-        if is_past(self.checked) {
-            self.checked = head;
-        }
-        if is_past(self.uncovered) {
-            self.uncovered = head;
+        for n in [&mut self.checked, &mut self.uncovered] {
+            if is_before(*n, head) {
+                *n = head;
+            }
         }
         while self.checked != begun {
-            let found = queue.at(self.checked.wrapping_sub(head) as usize);
+            let is_covered = self.covers(queue, self.checked.wrapping_sub(head));
             self.checked = self.checked.wrapping_add(1);
-            let is_covered = found.is_some_and(|(request, payload)| {
-                self.find(&request.operation, payload.length()).is_some()
-            });
             if !is_covered {
                 self.uncovered = self.checked;
             }
         }
+    }
+
+    /// Returns true if a grant covers the request at this position in the queue.
+    fn covers(&self, queue: &SendQueue, at: u32) -> bool {
+        queue.at(at as usize).is_some_and(|(request, payload)| {
+            self.find(&request.operation, payload.length()).is_some()
+        })
+    }
+
+    /// Makes the request after a placed one wait until the placed one is done, if a grant covers it.
+    pub(super) fn hold_after(&mut self, queue: &SendQueue, head: u32, placed: u32) {
+        let next = placed.wrapping_add(1);
+        self.held = self.covers(queue, next.wrapping_sub(head)).then_some(next);
     }
 
     /// Returns true if grants cover all checked requests from `head` on.
@@ -75,6 +115,7 @@ impl Mapped {
     pub(super) fn find(&self, operation: &Operation, length: u64) -> Option<(&dyn Grant, Segment)> {
         let is_one_sided = match operation.opcode {
             Opcode::Write | Opcode::Read => length > 0,
+            Opcode::WriteWithImm => (LEAST_PLACED..=MAX_MESSAGE_BYTES.into()).contains(&length),
             opcode => opcode.is_atomic(),
         };
         let grant = self.grants.iter().find(|grant| grant.key() == operation.rkey)?;
@@ -91,6 +132,11 @@ impl Mapped {
     pub(super) fn drop_invalid(&mut self) {
         self.grants.retain(|grant| grant.is_valid());
     }
+}
+
+/// Returns true if a request has a lower number than the oldest one in the queue.
+pub(super) fn is_before(n: u32, head: u32) -> bool {
+    n.wrapping_sub(head).cast_signed() < 0
 }
 
 /// A part of a request that is executed within one visit.
@@ -116,7 +162,7 @@ impl Part<'_> {
     pub(super) fn execute(&self, local: &[Segment]) -> Outcome {
         let Self { operation, remote, reach, from, to } = *self;
         let done = match operation.opcode {
-            Opcode::Write => reach.transfer(local, &[remote], from, to),
+            Opcode::Write | Opcode::WriteWithImm => reach.transfer(local, &[remote], from, to),
             Opcode::Read => reach.transfer(&[remote], local, from, to),
             opcode => {
                 let Some(word) = AtomicWord::at(remote) else { return Outcome::Not };

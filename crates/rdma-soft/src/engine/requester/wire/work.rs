@@ -10,6 +10,7 @@ use crate::engine::requester::local;
 use crate::engine::requester::peer::Near;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{SendSide, local_length};
+use crate::engine::requester::wire::mapped::Placed;
 use crate::engine::wire::run::Run;
 use crate::memory::copy::Reach;
 use crate::memory::grace_period::Visit;
@@ -25,6 +26,10 @@ pub(super) struct Queue<'a, P> {
     /// The number of the first request that this thread is posting, if any.
     pub(super) posted: Option<u32>,
     pub(super) aftermath: &'a mut Aftermath,
+    /// The request whose last packet alone is sent, if any.
+    pub(super) placed: Option<Placed>,
+    /// The number of bytes that were placed before those that were gathered last.
+    pub(super) gathered_after: u32,
     /// The packets that have arrived.
     pub(super) run: Run<'a>,
 }
@@ -39,6 +44,11 @@ impl<P: Near> Queue<'_, P> {
         let faults = self.own.faults.as_ref()?;
         let number = self.send.head_index().wrapping_add(n.wrapping_sub(self.head));
         faults.failure(number.into())
+    }
+
+    /// Returns the number of bytes of a request that were copied without packets.
+    fn placed(&self, n: u32) -> u32 {
+        self.placed.filter(|placed| placed.request == n).map_or(0, |placed| placed.bytes)
     }
 
     /// Finds errors on this side before anything is sent.
@@ -112,7 +122,10 @@ impl<P: Near> Work for Queue<'_, P> {
             Ok(length) => length,
             Err(status) => return rdma_proto::Wqe::Invalid(status),
         };
-        let remote = Remote { va: operation.remote_address, rkey: Rkey::new(operation.rkey) };
+        let placed = self.placed(n);
+        let length = length.saturating_sub(placed);
+        let va = operation.remote_address.wrapping_add(placed.into());
+        let remote = Remote { va, rkey: Rkey::new(operation.rkey) };
         let atomic = |kind| MessageStart::atomic(kind, remote, operation.operand, operation.swap);
         let start = match operation.opcode {
             Opcode::Write | Opcode::WriteWithImm => {
@@ -136,16 +149,22 @@ impl<P: Near> Work for Queue<'_, P> {
     }
 
     fn gather(&mut self, n: u32, at: u32, out: &mut [u8]) -> Result<(), Status> {
+        let placed = self.placed(n);
+        if placed > 0 && self.placed.is_some_and(|placed| placed.is_stranded) {
+            return Err(Status::LOC_QP_OP_ERR);
+        }
         let SendSide { queue, requester, .. } = &mut *self.send;
         let found = queue.at(n.wrapping_sub(self.head) as usize);
         let (request, payload) = found.ok_or(Status::LOC_QP_OP_ERR)?;
         let visit = Visit::begin();
         requester.locate_payload(self.own, &visit, request.operation.opcode, payload)?;
+        let from = u64::from(placed) + u64::from(at);
         let is_posted = self.posted.is_some_and(|posted| n.wrapping_sub(posted).cast_signed() >= 0);
         // The memory of a request is mapped while the call that posts it runs.
         let reach = if is_posted { Reach::Mapped } else { self.own.adapter.later() };
-        let collected = reach.collect_bytes(&requester.local, at.into(), out);
+        let collected = reach.collect_bytes(&requester.local, from, out);
         requester.local.clear();
+        self.gathered_after = placed;
         collected.map_err(|_| Status::LOC_PROT_ERR)
     }
 

@@ -29,7 +29,7 @@ fn devices() -> &'static [Device; 2] {
 /// their own fields, and the packet headers in them have a valid service and version.
 fn heads() -> impl Strategy<Value = ([u8; HEAD], usize)> {
     let anything = prop::collection::vec(any::<u8>(), HEAD);
-    let own = (0..16_u8, 0..5_u8, 0..5_u8, 0..5000_u16, 0..20_u16, 0..=BURST_BYTES);
+    let own = (0..32_u8, 0..5_u8, 0..5_u8, 0..5000_u16, 0..20_u16, 0..=BURST_BYTES);
     let fits = any::<[bool; 4]>();
     (anything, own, fits).prop_map(|(bytes, (flags, from, to, segment, segments, length), fits)| {
         let mut head: [u8; HEAD] = bytes.try_into().unwrap();
@@ -78,9 +78,10 @@ proptest! {
             prop_assert_eq!(packets.iter().map(|(_, payload)| payload.len()).sum::<usize>(), length);
             let mut letter = Letter::from_outside(path, burst, datagram, payload);
             letter.is_void = is_void(&head);
+            letter.placed = placed(&head);
             prop_assert!(!letter.is_void || is_refusal(&burst.header) && length == 0);
             let again = encode(device, &letter).unwrap();
-            prop_assert_eq!(is_void(&again), letter.is_void);
+            prop_assert_eq!((is_void(&again), placed(&again)), (letter.is_void, letter.placed));
             let (path_again, burst_again, _) = decode(device, &again, length).unwrap();
             prop_assert!(path_again == path && burst_again.header == burst.header);
             prop_assert_eq!(burst_again.last, burst.last);
@@ -126,7 +127,7 @@ fn a_void_refusal_is_an_rnr_nak_and_nothing_else() {
     let refusal = Syndrome::RnrNak(rdma_types::MinRnrTimer::default());
     let head = encode(device, &letter(Operation::Acknowledge, refusal)).unwrap();
     assert!(is_void(&head) && decode(device, &head, 0).is_some());
-    for flag in [WITH_LAST, DATAGRAM, ROUTED, 16] {
+    for flag in [WITH_LAST, DATAGRAM, ROUTED, PLACED, 32] {
         let mut head = head;
         head[1] |= flag;
         assert!(decode(device, &head, 0).is_none(), "{flag}");
@@ -137,4 +138,41 @@ fn a_void_refusal_is_an_rnr_nak_and_nothing_else() {
     }
     let response = letter(Operation::RdmaReadResponseOnly, refusal);
     assert!(decode(device, &encode(device, &response).unwrap(), 0).is_none());
+}
+
+/// No device declares placed bytes for any other packet, or more of them than fit in a message or before its address.
+#[test]
+fn bytes_are_placed_before_the_last_packet_of_a_write_with_immediate_alone() {
+    let [device, _] = devices();
+    let local = address_at(device, 0).unwrap();
+    let path = Path { local, remote: local };
+    let head = |operation, va, placed| {
+        let number = rdma_types::Qpn::new(5).unwrap();
+        let bth = Bth::new(Opcode::reliable(operation), number, rdma_types::Psn::masked(9));
+        let reth = Reth { va, rkey: rdma_types::Rkey::new(7), length: 8 };
+        let imm = (operation == Operation::RdmaWriteOnlyWithImmediate)
+            .then_some(rdma_proto::wire::ImmDt { immediate: 3 });
+        let header = Headers { reth: Some(reth), imm, ..Headers::new(bth) };
+        let payload = vec![0; 8].into_boxed_slice();
+        let mut letter = Letter::from_outside(path, Burst::single(header, 8), None, payload);
+        letter.placed = placed;
+        encode(device, &letter).unwrap()
+    };
+    let notice = Operation::RdmaWriteOnlyWithImmediate;
+    for placed_bytes in [1, 0x1_0000, MAX_MESSAGE_BYTES - 8] {
+        let head = head(notice, MAX_MESSAGE_BYTES.into(), placed_bytes);
+        assert!(decode(device, &head, 8).is_some());
+        assert_eq!(placed(&head), placed_bytes);
+    }
+    let mut none = head(notice, 0x1000, 1);
+    none[SECOND] = 0;
+    for wrong in [
+        none,
+        head(Operation::RdmaWriteOnly, 0x1000, 1),
+        head(notice, 0x1000, 0x1001),
+        head(notice, u64::MAX, MAX_MESSAGE_BYTES - 7),
+        head(notice, u64::MAX, u32::MAX),
+    ] {
+        assert!(decode(device, &wrong, 8).is_none());
+    }
 }
