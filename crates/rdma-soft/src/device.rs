@@ -38,6 +38,7 @@ use crate::limits::{Limits, Quota};
 use crate::link::Link;
 use crate::link::memory::Inbox;
 use crate::memory::budget::Budget;
+use crate::memory::grace_period;
 use crate::memory::region::Region;
 use crate::memory::room::has_free_memory;
 use crate::schedule::Schedule;
@@ -207,6 +208,8 @@ impl Device {
             users.contexts += 1;
         }
         self.recurring.get_or_init(|| Recurring::begin_all(self));
+        // Many programs open a device before they have threads. The kernel then answers at once.
+        grace_period::prepare();
         Ok(())
     }
 

@@ -64,8 +64,7 @@ mod kernel {
                 let error = std::io::Error::last_os_error();
                 eprintln!(
                     "rdma-soft: membarrier failed ({error}) and worked before: allow it in the \
-                     seccomp filter, or install the filter before the first queue pair is created \
-                     and the first region deregistered"
+                     seccomp filter, or install the filter before the first device is opened"
                 );
                 std::process::abort();
             }
