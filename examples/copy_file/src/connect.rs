@@ -46,8 +46,7 @@ pub(crate) fn prepare_receiver(
 ) -> Result<Prepared<SharedRegion>, Error> {
     let (pd, bytes) = (context.allocate_pd()?, settings.registered_bytes());
     let channel = prepare(&pd, settings)?;
-    let access = AccessFlags::new().with_local_write().with_remote_write();
-    let slots = pd.allocate_shared_region(bytes, access);
+    let slots = pd.allocate_shared_region(bytes, RIGHTS);
     let slots = slots.map_err(|source| Error::Registration { bytes, source })?;
     Ok(Prepared { channel, slots, settings })
 }
@@ -87,6 +86,11 @@ impl Prepared<SharedRegion> {
     }
 }
 
+/// The rights to the slots, and those of the queue pairs. The sender only writes. But on `soft0`, a
+/// sender in another process can write the slots without packets only if it may also read them.
+const RIGHTS: AccessFlags =
+    AccessFlags::new().with_local_write().with_remote_write().with_remote_read();
+
 /// The minimum time without an acknowledgement after which a message is retransmitted.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(2);
 /// The minimum time between two attempts to send a message that finds no receive.
@@ -102,7 +106,7 @@ fn prepare(pd: &ProtectionDomain, settings: Settings) -> Result<PreparedChannel,
         .max_recv_wr(depth)
         // The receiver never writes to the sender's memory, but a credit is a write of zero bytes,
         // which needs this right too.
-        .access(AccessFlags::new().with_local_write().with_remote_write())
+        .access(RIGHTS)
         // Both sides post receives before the first message, so a side without receives has failed.
         // Six retries take 15 ms.
         .max_rnr_retries(MaxRnrRetries::limited(6).unwrap_or_default())

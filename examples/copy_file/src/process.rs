@@ -42,8 +42,9 @@ pub fn send(
     let mut file = SourceFile::open(source)?;
     let started = Instant::now();
     let mode = Origin::from(file.metadata()).mode;
+    let context = open_device(device); // takes longer if other threads run
     Line::run(stream, |line| {
-        let mut prepared = prepare_sender(&open_device(device)?, settings)?;
+        let mut prepared = prepare_sender(&context?, settings)?;
         prepared.meet_by(line.addresses()?);
         let endpoint = prepared.endpoint();
         line.send(Kind::Offer, &Offer { settings, mode, endpoint }.to_bytes())?;
@@ -81,11 +82,12 @@ pub fn receive(
     control: Control<'_>,
 ) -> Result<Summary, Error> {
     let started = Instant::now();
+    let context = open_device(device);
     Line::run(stream, |line| {
         let offer = line.wait(Kind::Offer, control.cancelled, control.patience)?;
         let Offer { settings, mode, endpoint: peer } = Offer::from_bytes(&offer)?;
         let mut file = Destination::create(destination, Origin { mode, inode: None })?;
-        let mut prepared = prepare_receiver(&open_device(device)?, settings)?;
+        let mut prepared = prepare_receiver(&context?, settings)?;
         prepared.meet_by(line.addresses()?);
         let (endpoint, slots) = (prepared.endpoint(), prepared.remote());
         check(device, &endpoint, &peer)?;
