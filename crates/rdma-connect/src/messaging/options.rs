@@ -28,7 +28,7 @@ impl Options {
     pub fn new() -> Self {
         let mut limits = Limits::default();
         (limits.sends, limits.offers, limits.eager_bytes) = (16, 8, 128 << 10);
-        Self { limits, linger: Duration::from_secs(5) }.frame_bytes(32 << 10)
+        Self { limits, linger: Duration::from_secs(5) }.frame_bytes((32 << 10) + 64)
     }
 
     /// Sets the number of frames with data that the peer may send before this end has processed one. Default: 32.
@@ -45,7 +45,7 @@ impl Options {
     }
 
     /// Sets the length of the longest frame in bytes. At most this much is sent or received in one piece. Each frame
-    /// with data begins with a header. Default: 32 KiB.
+    /// with data begins with a header. Default: 32 KiB, and 64 bytes for the header.
     pub const fn frame_bytes(mut self, bytes: u32) -> Self {
         (self.limits.receive_bytes, self.limits.send_bytes) = (bytes, bytes);
         self
