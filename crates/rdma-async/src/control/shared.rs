@@ -20,6 +20,7 @@ use crate::lease::outbox::Outbox;
 use crate::lease::table::{Closing, Leases};
 use crate::ledger::after::contain_panic;
 use crate::ledger::entry::ConnectionEntry;
+use crate::ledger::waiters::Changes;
 use crate::link::{Inner, Seat};
 use crate::sync::until;
 
@@ -82,6 +83,8 @@ pub(crate) struct Shared {
     state: Mutex<StreamState>,
     /// Frames to send.
     pub(super) out: Arc<Outbox>,
+    /// The connections that the task has to settle.
+    changes: Arc<Changes>,
     /// Notifies all waiters when a frame arrives, a queue pair ends, or the stream ends.
     pub(super) changed: Notify,
     /// Notified when the last connection leaves.
@@ -183,11 +186,13 @@ impl Shared {
         let (state, process) = (Mutex::default(), std::process::id());
         let (changed, left) = (Notify::new(), Notify::new());
         let out = Arc::new(Outbox::new(write_head));
+        let changes = Arc::new(Changes::new(Arc::clone(&out.to_send)));
         let leases = Arc::new(Leases::new(Arc::clone(&out), limits, margin));
         let (peekable, silence) = (Weak::new(), Duration::MAX);
         Self {
             state,
             out,
+            changes,
             changed,
             left,
             address,
@@ -223,7 +228,7 @@ impl Shared {
 
     /// Adds a connection, or its next queue pair.
     pub(super) fn enter(&self, number: u32, connection: &Inner) {
-        connection.waiters.set_control(&self.out.to_send);
+        connection.waiters.set_control(number, &self.changes);
         let seat = connection.seat();
         let epoch = connection.look(|entry| entry.epoch);
         if let Some(member) = connection.member() {
@@ -311,9 +316,9 @@ impl Shared {
         self.state().farewell
     }
 
-    /// Settles all connections, then takes the bytes to send now.
+    /// Settles the changed connections, then takes the bytes to send now.
     pub(super) fn take_due(&self) -> Vec<u8> {
-        self.settle_all();
+        self.settle_changed();
         let mut due = self.out.take();
         let mut state = self.state();
         let state = &mut *state;
@@ -327,11 +332,16 @@ impl Shared {
         due
     }
 
-    /// Settles all connections; see [`settle`](Self::settle).
-    pub(super) fn settle_all(&self) {
-        for (number, connection) in self.connections() {
-            self.settle(number, &connection);
+    /// Settles the connections that have changed; see [`settle`](Self::settle). Returns their number.
+    pub(super) fn settle_changed(&self) -> usize {
+        let numbers = self.changes.take();
+        for &number in &numbers {
+            let connection = self.state().lanes.get(&number).and_then(|lane| lane.here.clone());
+            if let Some(connection) = connection {
+                self.settle(number, &connection);
+            }
         }
+        numbers.len()
     }
 
     /// Ends a connection here if the other end has ended it, and notifies the other end if it has ended here. Only the
@@ -540,5 +550,30 @@ fn is_of_program(reason: CloseReason) -> bool {
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mock::Rig;
+
+    #[test]
+    fn only_changed_connections_are_settled() {
+        let rig = Rig::new();
+        let address = SocketAddr::from(([127, 0, 0, 1], 1));
+        let limits = (None, Duration::ZERO);
+        let shared = Shared::new((address, None), false, true, (Duration::MAX, None), limits);
+        let connections = [(); 8].map(|()| rig.connect([1, 1]));
+        for (number, connection) in (0..).zip(&connections) {
+            shared.enter(number, connection.inner());
+        }
+        assert_eq!(shared.settle_changed(), 0);
+        connections[3].close().unwrap();
+        assert_eq!(shared.settle_changed(), 1);
+        let mut ended = Vec::new();
+        Frame::Ended.write(3, 0, &mut ended);
+        assert!(shared.out.take().ends_with(&ended));
+        assert_eq!(shared.settle_changed(), 0, "each change is handled once");
     }
 }

@@ -268,7 +268,7 @@ async fn send_frames(
             *rest = shared.take_due();
         } else {
             // Connections must be settled even while the other end is slow to read.
-            shared.settle_all();
+            shared.settle_changed();
         }
         if !shared.talks {
             rest.clear();

@@ -1,10 +1,37 @@
 //! The tasks that wait for a connection.
 
-use std::sync::{Arc, OnceLock};
+use std::collections::BTreeSet;
+use std::mem;
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use super::after::contain_panic;
 use super::slots::Side;
-use crate::sync::Notify;
+use crate::sync::{Mutex, Notify};
+
+/// The connections of a control connection that were closed, or whose send queues have drained, since its task last
+/// looked. So the task looks only at these, and not at all of its connections.
+#[derive(Debug)]
+pub(crate) struct Changes {
+    numbers: Mutex<BTreeSet<u32>>,
+    task: Arc<Notify>,
+}
+
+impl Changes {
+    /// Creates an empty set, which notifies this task.
+    pub(crate) fn new(task: Arc<Notify>) -> Self {
+        Self { numbers: Mutex::default(), task }
+    }
+
+    fn add(&self, number: u32) {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
+        self.task.notify_one();
+    }
+
+    /// Removes and returns the numbers of the changed connections.
+    pub(crate) fn take(&self) -> BTreeSet<u32> {
+        mem::take(&mut self.numbers.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
 
 /// The tasks that wait for a free slot of a connection. They are woken one at a time, and pass on a wake-up that they
 /// do not need.
@@ -14,8 +41,8 @@ pub(crate) struct Waiters {
     receives: Arc<Notify>,
     /// Notified when the connection is closed or its send queue has drained.
     ended: Notify,
-    /// A notification for the control connection's task, sent together with `ended`.
-    control: OnceLock<Arc<Notify>>,
+    /// The number of the connection and the set of its control connection, to which `close` adds it.
+    control: OnceLock<(u32, Arc<Changes>)>,
 }
 
 impl Waiters {
@@ -31,8 +58,8 @@ impl Waiters {
         contain_panic(|| self.sends.notify_waiters());
         contain_panic(|| self.receives.notify_waiters());
         contain_panic(|| self.ended.notify_waiters());
-        if let Some(control) = self.control.get() {
-            control.notify_one();
+        if let Some((number, changes)) = self.control.get() {
+            changes.add(*number);
         }
     }
 
@@ -41,8 +68,8 @@ impl Waiters {
         &self.ended
     }
 
-    /// Sets the additional notification that [`close`](Self::close) sends.
-    pub(crate) fn set_control(&self, control: &Arc<Notify>) {
-        let _ = self.control.set(Arc::clone(control));
+    /// Sets the set to which [`close`](Self::close) adds the connection.
+    pub(crate) fn set_control(&self, number: u32, changes: &Arc<Changes>) {
+        let _ = self.control.set((number, Arc::clone(changes)));
     }
 }
