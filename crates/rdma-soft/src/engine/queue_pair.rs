@@ -11,6 +11,7 @@ pub(crate) mod table;
 pub(crate) mod transition;
 
 use std::ops::Deref;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, Weak};
 
 use rdma_types::{AsyncEventKind, QpAttributes, QpState, WcStatus};
@@ -96,6 +97,7 @@ impl QueuePair {
                 pd: Arc::clone(pd),
                 pd_number: pd.number,
                 immediate: device.schedule == Schedule::Immediate,
+                uses_packets: AtomicBool::new(false),
                 send_cq: Arc::clone(send_cq),
                 receive_cq: Arc::clone(receive_cq),
                 capacity,
@@ -470,11 +472,11 @@ impl QueuePair {
                 // A turn records that the drain waits for the peer.
                 self.entry.queue();
             }
-        } else if from == QpState::RTR
-            && to == QpState::RTS
-            && let Some(route) = self.route(send.requester.origin.path, send.requester.peer_qpn)
-        {
-            send.wire = Some(Box::new(requester::wire::Wire::new(self, &send.requester, route)));
+        } else if from == QpState::RTR && to == QpState::RTS {
+            let route = self.route(send.requester.origin.path, send.requester.peer_qpn);
+            let wire = |route| requester::wire::Wire::new(self, &send.requester, route);
+            send.wire = route.map(|route| Box::new(wire(route)));
+            self.uses_packets.store(send.wire.is_some(), Ordering::Relaxed);
         }
     }
 

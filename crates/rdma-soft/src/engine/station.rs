@@ -2,6 +2,7 @@
 //! whole queue pair.
 
 use std::marker::PhantomData;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use rdma_types::{AsyncEventKind, WcOpcode, WcStatus};
@@ -49,6 +50,8 @@ pub(crate) struct Station {
     pub(crate) pd_number: u64,
     /// Whether a post executes its requests before it returns.
     pub(crate) immediate: bool,
+    /// Whether the queue pair uses packets, according to its last connection. A post only selects its fast path by this.
+    pub(crate) uses_packets: AtomicBool,
     pub(crate) send_cq: Arc<CompletionQueue>,
     pub(crate) receive_cq: Arc<CompletionQueue>,
     pub(crate) capacity: Capacity,

@@ -14,9 +14,11 @@ use crate::engine::operation::Opcode;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::post::{post_datagrams, post_each};
-use crate::engine::requester::single::post_single;
+use crate::engine::requester::request::Payload;
+use crate::engine::requester::single::{post_mapped, post_single};
 use crate::engine::turn::Turn;
 use crate::memory::sge::Sge;
+use crate::sync::Ordering;
 
 /// Iterates over a program's list of requests, and remembers the current one.
 struct List {
@@ -41,6 +43,20 @@ impl List {
     }
 }
 
+/// Returns the data of a request with one element, if it is the last request in its list.
+///
+/// # Safety
+///
+/// The request and everything it points to are valid while the result is used.
+#[inline(always)]
+unsafe fn only_payload(wr: &ibv_send_wr) -> Option<Payload<'_>> {
+    if !wr.next.is_null() || wr.num_sge != 1 {
+        return None;
+    }
+    // SAFETY: by this function's contract.
+    unsafe { payload(wr, 1) }.ok()
+}
+
 /// Posts a WRITE or SEND with one element, if it is the last request in its list and can be executed completely now.
 /// Otherwise, posts nothing and returns `None`.
 ///
@@ -49,15 +65,28 @@ impl List {
 /// The request and everything it points to are valid during the call.
 #[inline(always)]
 unsafe fn post_plain(queue_pair: &Arc<QueuePair>, wr: &ibv_send_wr) -> Option<()> {
-    if !wr.next.is_null() || wr.num_sge != 1 {
-        return None;
-    }
     // SAFETY: by this function's contract.
-    let payload = unsafe { payload(wr, 1) }.ok()?;
+    let payload = unsafe { only_payload(wr) }?;
     // One call per opcode, so that the compiler knows the opcode in each call.
     match opcode(wr.opcode)? {
         Opcode::Write => post_single(queue_pair, &without_rest(wr, Opcode::Write), payload),
         Opcode::Send => post_single(queue_pair, &without_rest(wr, Opcode::Send), payload),
+        _ => None,
+    }
+}
+
+/// Like [`post_plain`], for a WRITE or READ of a queue pair that uses packets.
+///
+/// # Safety
+///
+/// The request and everything it points to are valid during the call.
+#[inline(never)]
+unsafe fn post_far(queue_pair: &Arc<QueuePair>, wr: &ibv_send_wr) -> Option<()> {
+    // SAFETY: by this function's contract.
+    let payload = unsafe { only_payload(wr) }?;
+    match opcode(wr.opcode)? {
+        Opcode::Write => post_mapped(queue_pair, &without_rest(wr, Opcode::Write), payload),
+        Opcode::Read => post_mapped(queue_pair, &without_rest(wr, Opcode::Read), payload),
         _ => None,
     }
 }
@@ -72,8 +101,13 @@ pub(crate) unsafe extern "C" fn post_send(
     let mut list = List { next: wr, current: wr };
     // SAFETY: the caller passes a valid list (SAFETY.md F12).
     if let Some(first) = unsafe { list.next() } {
-        // SAFETY: as above.
-        if unsafe { post_plain(queue_pair, first) }.is_some() {
+        let posted = match queue_pair.uses_packets.load(Ordering::Relaxed) {
+            // SAFETY: as above.
+            false => unsafe { post_plain(queue_pair, first) },
+            // SAFETY: as above.
+            true => unsafe { post_far(queue_pair, first) },
+        };
+        if posted.is_some() {
             return 0;
         }
     }

@@ -158,6 +158,12 @@ impl<P: Near> SendSide<P> {
         None
     }
 
+    /// Returns true if a request that is posted now is executed by its post, because none is before it.
+    #[inline(always)]
+    pub(super) fn executes_at_once(&self, own: &Station) -> bool {
+        self.state == QpState::RTS && own.immediate && self.queue.is_empty()
+    }
+
     #[inline]
     fn post(
         &mut self,
@@ -167,10 +173,15 @@ impl<P: Near> SendSide<P> {
         aftermath: &mut Aftermath,
     ) -> Result<(), Refusal> {
         self.check(own, request, payload)?;
-        let at_once = self.state == QpState::RTS && own.immediate && self.queue.is_empty();
+        let at_once = self.executes_at_once(own);
         if !at_once || self.wire.is_some() {
-            if !(at_once && self.execute_posted(own, request, payload, aftermath)) {
-                self.post_later(own, request, payload);
+            let executed = if at_once { self.execute_posted(own, request, payload) } else { None };
+            match executed {
+                Some(result) => {
+                    self.posted = self.posted.wrapping_add(1);
+                    self.finish(own, request, self.posted, result, aftermath);
+                }
+                None => self.post_later(own, request, payload),
             }
             return Ok(());
         }

@@ -6,8 +6,6 @@
 use std::slice;
 use std::sync::Arc;
 
-use rdma_types::QpState;
-
 use crate::engine::requester::peer::Near;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Peer, Requester, SendSide};
@@ -30,14 +28,37 @@ pub(crate) fn post_single<P: Near>(
     Some(())
 }
 
+/// Like [`post_single`], for a WRITE or READ on memory of another process.
+pub(crate) fn post_mapped<P: Near>(
+    own: &Arc<P>,
+    request: &Request,
+    payload: Payload<'_>,
+) -> Option<()> {
+    own.send_side().lock().post_mapped(own, request, payload)?;
+    own.adapter.fabric.run_queue.run();
+    Some(())
+}
+
 impl<P: Near> SendSide<P> {
     #[inline(always)]
     fn post_single(&mut self, own: &P, request: &Request, payload: Payload<'_>) -> Option<()> {
-        if self.state != QpState::RTS || !own.immediate || !self.queue.is_empty() {
+        if !self.executes_at_once(own) {
             return None;
         }
         self.check(own, request, payload).ok()?;
         let length = self.requester.execute_single(own, request, payload)?;
+        self.posted = self.posted.wrapping_add(1);
+        self.succeed(own, request, self.posted, length);
+        Some(())
+    }
+
+    fn post_mapped(&mut self, own: &P, request: &Request, payload: Payload<'_>) -> Option<()> {
+        if !self.executes_at_once(own) {
+            return None;
+        }
+        self.check(own, request, payload).ok()?;
+        // Only an atomic that is executed can fail.
+        let length = self.execute_posted(own, request, payload)?.ok()?;
         self.posted = self.posted.wrapping_add(1);
         self.succeed(own, request, self.posted, length);
         Some(())

@@ -121,36 +121,36 @@ impl<P: Near> SendSide<P> {
         Step::Done
     }
 
-    /// Executes a request without packets, instead of queuing it. Returns false unless a grant covers the request, which
-    /// is not long. The queue is empty.
+    /// Executes a request without packets, instead of queuing it. Returns its result, or `None` unless a grant covers the
+    /// request, which is not long. The queue is empty.
+    #[inline]
     pub(in crate::engine::requester) fn execute_posted(
         &mut self,
         own: &P,
         request: &Request,
         payload: Payload<'_>,
-        aftermath: &mut Aftermath,
-    ) -> bool {
-        let Self { requester, wire: Some(wire), .. } = self else { return false };
+    ) -> Option<Result<u64, Status>> {
+        let Self { requester, wire: Some(wire), .. } = self else { return None };
         let Wire { protocol: Protocol::Reliable(protocol), word: Some(word), mapped, head, .. } =
             &mut **wire
         else {
-            return false;
+            return None;
         };
         mapped.update(word, *head);
         let may_run = protocol.can_skip() && own.adapter.port_is_up();
         if mapped.grants.is_empty() || !may_run || word.carrier().has_ended() {
-            return false;
+            return None;
         }
         let (operation, length) = (&request.operation, payload.length());
-        let Some((grant, remote)) = mapped.find(operation, length) else { return false };
+        let (grant, remote) = mapped.find(operation, length)?;
         if length > STRETCH_BYTES || operation.opcode == Opcode::WriteWithImm {
-            return false;
+            return None;
         }
         let part = Part { operation, remote, reach: Reach::Mapped, from: 0, to: length };
         let result = match requester.execute(own, word, grant, &part, payload) {
             Outcome::Not => {
                 mapped.drop_invalid();
-                return false;
+                return None;
             }
             Outcome::Executed => Ok(length),
             Outcome::Lost => Err(Status::LOC_PROT_ERR),
@@ -158,9 +158,7 @@ impl<P: Near> SendSide<P> {
         own.counts.mapped.count();
         protocol.skip();
         *head = head.wrapping_add(1);
-        self.posted = self.posted.wrapping_add(1);
-        self.finish(own, request, self.posted, result, aftermath);
-        true
+        Some(result)
     }
 }
 
