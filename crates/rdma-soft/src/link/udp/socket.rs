@@ -80,6 +80,14 @@ impl Socket {
         let scope = if ip.is_multicast() { own.interface } else { own.scope };
         bind(socket, &at(ip, scope))?;
         let state = UdpSocketState::new((&socket).into()).map_err(|error| errno(&error))?;
+        // The library requests more information about each packet than is used here, and it takes time to collect.
+        let _ = set_flag(socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, false);
+        if !ip.is_multicast() {
+            let _ = match is_ipv4 {
+                true => set_flag(socket, libc::IPPROTO_IP, libc::IP_PKTINFO, false),
+                false => set_flag(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, false),
+            };
+        }
         Ok(Self { descriptor, state, is_ipv4, scope: own.scope })
     }
 
