@@ -96,7 +96,8 @@ impl Generator<'_> {
                     self.operations.push(Operation::Keep { end, count });
                 }
                 67..70 => self.operations.push(Operation::Interrupt { end }),
-                70..95 => self.pass(),
+                70..73 => self.overtake(end),
+                73..95 => self.pass(),
                 95 if self.rng.bool() => self.end_of(end),
                 96..98 if self.season == Season::Rain => self.link(),
                 96..100 if self.season == Season::Storm => self.fault(end),
@@ -159,6 +160,24 @@ impl Generator<'_> {
             let nth = self.rng.usize(..8);
             self.operations.push(Operation::Answer { end, nth, length });
         }
+    }
+
+    /// Lets an end call its peer. The acknowledgement of the request may be lost, and the reply may arrive before the
+    /// request is sent again.
+    fn overtake(&mut self, end: usize) {
+        let Connection { devices, is_stream, .. } = self.settings.connections[end / 2];
+        if is_stream {
+            return self.pass();
+        }
+        self.receive(end ^ 1);
+        self.pass();
+        let nanoseconds = 1 << self.rng.u32(10..18);
+        let (from, to) = (devices[1 - end % 2], devices[end % 2]);
+        self.operations.extend([
+            Operation::Call { end, length: 8 },
+            Operation::Blink { from, to, nanoseconds },
+            Operation::Answer { end: end ^ 1, nth: 0, length: Some(8) },
+        ]);
     }
 
     fn pass(&mut self) {

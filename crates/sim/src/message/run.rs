@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 use super::clock::Clock;
 use super::end::{self, End, Gate, Started, check};
 use super::model::{Kind, Shared};
-use super::script::{Operation, Script, Settings};
+use super::script::{Limits, Operation, Script, Settings};
 use crate::campaign::Done;
 use crate::faults::may_give_up;
 use crate::memory;
@@ -60,6 +60,9 @@ struct World<'a> {
 
 /// The time after which an operation must have ended if nothing is lost.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The time after which the connection of an end that was dropped must have ended: more than the default of
+/// [`Options::linger`].
+const LINGER: Duration = Duration::from_secs(6);
 
 impl Host {
     fn new(network: &Network, script: &Script, device: usize) -> Self {
@@ -187,6 +190,21 @@ impl<'a> World<'a> {
                 self.network.set_link(a, b, weather.model()).unwrap();
                 self.links[from][to] = weather;
                 self.break_by_weather();
+            }
+            Operation::Blink { from, to, nanoseconds } => {
+                let settings = &self.script.settings;
+                for (n, connection) in settings.connections.iter().enumerate() {
+                    if settings.retries < 7 && connection.devices.contains(&from) {
+                        self.model.lock().break_connection(n);
+                    }
+                }
+                let set = |weather: Weather| {
+                    let (a, b) = (&self.hosts[from].soft, &self.hosts[to].soft);
+                    self.network.set_link(a, b, weather.model()).unwrap();
+                };
+                set(Weather::CUT);
+                self.clock.sleep(Duration::from_nanos(nanoseconds)).await;
+                set(self.links[from][to]);
             }
             Operation::Port { device, up } => {
                 for (n, connection) in self.script.settings.connections.iter().enumerate() {
@@ -339,10 +357,14 @@ impl<'a> World<'a> {
 
     /// Lets everything end, and checks that it does.
     async fn end(&mut self) -> Outcome {
-        for End { gate, .. } in &self.ends {
+        self.linger().await?;
+        for (n, End { gate, .. }) in self.ends.iter().enumerate() {
             gate.receives.add_permits(Semaphore::MAX_PERMITS / 2);
-            gate.keep(0);
-            gate.interrupt();
+            // A wait for messages goes on, because a new one would process what the old one does not.
+            if let Some(most) = self.most_kept(n) {
+                gate.keep(most);
+                gate.interrupt();
+            }
         }
         let until = self.network.now() + PATIENCE;
         let shortest = Duration::from_micros(10);
@@ -361,10 +383,37 @@ impl<'a> World<'a> {
             pause = pause.mul_f64(1.1);
             self.model.lock().check()?;
         }
+        for End { gate, .. } in &self.ends {
+            gate.keep(0);
+            gate.interrupt();
+        }
         (0..self.ends.len()).for_each(|end| self.finish(end));
         self.join().await?;
         self.model.lock().check()?;
         self.release().await
+    }
+
+    /// Checks that a connection whose end was dropped does not wait for its peer without a limit.
+    async fn linger(&self) -> Outcome {
+        let has_left = |end: &usize| self.model.lock().end(*end).has_left;
+        let left: Vec<_> = (0..self.ends.len()).filter(has_left).collect();
+        if !left.is_empty() {
+            self.clock.sleep(LINGER).await;
+        }
+        for end in left {
+            ensure!(self.ends[end].connection.closed().is_some(), "e{end} has left, and lingers");
+        }
+        Ok(())
+    }
+
+    /// Returns the number of chunks that the reader of a stream can keep without stopping its peer, or `None` for
+    /// messages.
+    fn most_kept(&self, end: usize) -> Option<usize> {
+        let connection = &self.script.settings.connections[end / 2];
+        let Limits { receives, frame_bytes, window_bytes, .. } = connection.limits[end % 2];
+        // The reader has one more chunk, and the peer needs memory for the next one.
+        let most = receives.min(window_bytes / frame_bytes).saturating_sub(2);
+        connection.is_stream.then_some(most as usize)
     }
 
     /// Returns true if an end has operations that must end without further help.
@@ -438,7 +487,7 @@ impl<'a> World<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::script::{Connection, Limits};
+    use crate::message::script::Connection;
 
     /// A script for two devices with a connection for messages, on a link without faults.
     fn script_of(calls: u32, operations: Vec<Operation>) -> Script {

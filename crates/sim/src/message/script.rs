@@ -117,6 +117,13 @@ pub(crate) enum Operation {
         to: usize,
         weather: Weather,
     },
+    /// Loses all packets of a link in one direction. This time is so short that a queue pair with all retries does not
+    /// give up.
+    Blink {
+        from: usize,
+        to: usize,
+        nanoseconds: u64,
+    },
     Port {
         device: usize,
         up: bool,
