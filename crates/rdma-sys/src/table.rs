@@ -12,6 +12,7 @@ use crate::{
         functions::*,
         verbs::{ibv_comp_channel, ibv_mr, ibv_pd},
     },
+    mads::Mads,
     unimplemented::{MinusOne, Nothing, Null, Number, Refuse, Text, Zero},
 };
 
@@ -132,6 +133,13 @@ macro_rules! table {
             /// arrival wakes then executes it, and no other thread has to wake that thread. The
             /// method [`wake_early`](Self::wake_early) calls it and states the contract.
             pub wake_early: Option<WakeEarly>,
+            /// Access to queue pair 1, through which ports exchange management datagrams.
+            ///
+            /// This is an extension like [`note_mapped`](Self#structfield.note_mapped). It is for
+            /// communication managers that are part of the program. The methods
+            /// [`open_mads`](Self::open_mads), [`mad_source`](Self::mad_source) and
+            /// [`send_mad`](Self::send_mad) use it and state the contract.
+            pub mads: Option<Mads>,
         }
 
         impl Verbs {
@@ -148,6 +156,7 @@ macro_rules! table {
                     wants_file: None,
                     note_file: None,
                     wake_early: None,
+                    mads: None,
                 }
             }
 
@@ -177,6 +186,7 @@ macro_rules! table {
                     wants_file: None,
                     note_file: None,
                     wake_early: None,
+                    mads: None,
                 })
             }
 
@@ -191,6 +201,7 @@ macro_rules! table {
                     wants_file: None,
                     note_file: None,
                     wake_early: None,
+                    mads: None,
                 }
             }
 

@@ -2,7 +2,8 @@
 //! checked here: they contain raw pointers, so Rust confines them to one thread.
 
 use rdma_sys::{
-    Errno, InterfaceAddress, LoadError, Process, Provider, UnknownProvider, Unsupported, Verbs,
+    AddressedMad, Errno, InterfaceAddress, LoadError, Mads, Process, Provider, UnknownProvider,
+    Unsupported, Verbs,
 };
 
 fn send_sync<T: Send + Sync + 'static>() {}
@@ -12,6 +13,7 @@ fn error<T: std::error::Error + Send + Sync + 'static>() {}
 fn tables_are_for_every_thread() {
     send_sync::<Verbs>();
     send_sync::<Provider>();
+    send_sync::<Mads>();
 }
 
 #[test]
@@ -20,8 +22,9 @@ fn processes_are_distinguished_by_any_thread() {
 }
 
 #[test]
-fn interfaces_are_plain_data() {
+fn interfaces_and_datagrams_are_plain_data() {
     send_sync::<InterfaceAddress>();
+    send_sync::<AddressedMad>();
 }
 
 #[test]

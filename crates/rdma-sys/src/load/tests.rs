@@ -126,7 +126,7 @@ fn a_complete_library_gives_a_table() {
     assert_eq!(verbs.name, "system");
     assert!(verbs.note_mapped.is_none(), "no library has it");
     assert!(verbs.wants_file.is_none() && verbs.note_file.is_none(), "nor these");
-    assert!(verbs.wake_early.is_none(), "nor this");
+    assert!(verbs.wake_early.is_none() && verbs.mads.is_none(), "nor these");
     assert!(verbs.get_pkey_index().is_ok());
     let missing = verbs.reg_mr_iova2().unwrap_err();
     assert_eq!((missing.verb, missing.since), ("ibv_reg_mr_iova2", "IBVERBS_1.8, rdma-core 28"));

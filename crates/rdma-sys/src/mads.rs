@@ -1,0 +1,145 @@
+//! Queue pair 1 of a port, through which ports exchange management datagrams (MADs).
+
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use crate::errno::Errno;
+use crate::generated::verbs::ibv_context;
+use crate::table::Verbs;
+
+/// The functions of a provider that lets programs use queue pair 1; see
+/// [`Verbs::mads`](Verbs#structfield.mads).
+///
+/// libibverbs has no such functions, because the kernel owns queue pair 1 of a NIC. A provider sets
+/// them if its ports exchange datagrams with other hosts, and no kernel owns their queue pair 1.
+#[derive(Clone, Copy, Debug)]
+pub struct Mads {
+    /// Returns a descriptor, or -1 with `errno`. [`Verbs::open_mads`] states the contract.
+    pub open: unsafe extern "C" fn(context: *mut ibv_context) -> c_int,
+    /// Stores a GID and returns 0, or returns an error number. [`Verbs::mad_source`] states the
+    /// contract.
+    pub source: unsafe extern "C" fn(
+        context: *mut ibv_context,
+        destination: *const [u8; 16],
+        source: *mut [u8; 16],
+    ) -> c_int,
+    /// Returns 0 or an error number. [`Verbs::send_mad`] states the contract.
+    pub send: unsafe extern "C" fn(context: *mut ibv_context, mad: *const AddressedMad) -> c_int,
+}
+
+/// A management datagram from the queue pair 1 of one port to that of another.
+///
+/// # Examples
+/// ```
+/// use rdma_sys::AddressedMad;
+///
+/// let mad = AddressedMad { source: [1; 16], destination: [2; 16], mad: [3; 256] };
+/// let bytes = mad.to_bytes();
+/// assert_eq!((bytes[0], bytes[16], bytes[32]), (1, 2, 3));
+/// assert_eq!(AddressedMad::from_bytes(&bytes), mad);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct AddressedMad {
+    /// The GID of the sending port.
+    pub source: [u8; 16],
+    /// The GID of the receiving port.
+    pub destination: [u8; 16],
+    /// The datagram's payload.
+    pub mad: [u8; 256],
+}
+
+impl AddressedMad {
+    /// The length of a message that is read from the file of [`Verbs::open_mads`].
+    pub const LEN: usize = 288;
+
+    /// Returns the bytes of a message: the two GIDs and the payload.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        let (gids, mad) = bytes.split_at_mut(32);
+        let (source, destination) = gids.split_at_mut(16);
+        source.copy_from_slice(&self.source);
+        destination.copy_from_slice(&self.destination);
+        mad.copy_from_slice(&self.mad);
+        bytes
+    }
+
+    /// Reads the bytes of a message.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
+        let mut read = Self { source: [0; 16], destination: [0; 16], mad: [0; 256] };
+        let (gids, mad) = bytes.split_at(32);
+        let (source, destination) = gids.split_at(16);
+        read.source.copy_from_slice(source);
+        read.destination.copy_from_slice(destination);
+        read.mad.copy_from_slice(mad);
+        read
+    }
+}
+
+impl Verbs {
+    /// Opens queue pair 1 of a device for this process, and returns a non-blocking file from which
+    /// its datagrams are read.
+    ///
+    /// Each read returns one message of [`AddressedMad::LEN`] bytes. The provider has checked the
+    /// packet: its Q_Key, its partition, its length, and that queue pair 1 sent it. The source is
+    /// the packet's. Messages that the program does not read in time are lost. If the function is
+    /// called again, later messages arrive at the newest file only.
+    ///
+    /// # Errors
+    /// [`Errno::EOPNOTSUPP`] if the device exchanges no datagrams with other hosts.
+    /// [`Errno::EMFILE`] and other errors of the system.
+    ///
+    /// # Safety
+    /// `context` is a live context from this table.
+    pub unsafe fn open_mads(&self, context: *mut ibv_context) -> Result<OwnedFd, Errno> {
+        let mads = self.mads.ok_or(Errno::EOPNOTSUPP)?;
+        // SAFETY: the context belongs to this table (SAFETY.md F2).
+        let file = Errno::check_minus_one(unsafe { (mads.open)(context) })?;
+        // SAFETY: the function returned a new descriptor, which nothing else owns (SAFETY.md F2).
+        Ok(unsafe { OwnedFd::from_raw_fd(file) })
+    }
+
+    /// Returns the GID from which datagrams to this destination are sent.
+    ///
+    /// # Errors
+    /// [`Errno::EOPNOTSUPP`] if the device exchanges no datagrams with other hosts, or has no address
+    /// of the destination's IP version. [`Errno::EHOSTUNREACH`] if the host has no route.
+    ///
+    /// # Safety
+    /// `context` is a live context from this table.
+    pub unsafe fn mad_source(
+        &self,
+        context: *mut ibv_context,
+        destination: [u8; 16],
+    ) -> Result<[u8; 16], Errno> {
+        let mads = self.mads.ok_or(Errno::EOPNOTSUPP)?;
+        let mut source = [0; 16];
+        // SAFETY: the context belongs to this table, and both GIDs live until the call returns
+        // (SAFETY.md F1, F2).
+        let returned = unsafe { (mads.source)(context, &raw const destination, &raw mut source) };
+        Errno::check(returned).map(|()| source)
+    }
+
+    /// Sends a datagram from queue pair 1 of a port, as unreliably as all datagrams. Never waits.
+    ///
+    /// # Errors
+    /// [`Errno::EOPNOTSUPP`] if the device exchanges no datagrams with other hosts.
+    /// [`Errno::EINVAL`] if the source is not an address from which it sends them.
+    ///
+    /// # Safety
+    /// `context` is a live context from this table.
+    pub unsafe fn send_mad(
+        &self,
+        context: *mut ibv_context,
+        mad: &AddressedMad,
+    ) -> Result<(), Errno> {
+        let mads = self.mads.ok_or(Errno::EOPNOTSUPP)?;
+        // SAFETY: the context belongs to this table, and the datagram lives until the call returns
+        // (SAFETY.md F1, F2).
+        Errno::check(unsafe { (mads.send)(context, mad) })
+    }
+}
