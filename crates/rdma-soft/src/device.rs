@@ -5,6 +5,7 @@ pub(crate) mod arrivals;
 pub(crate) mod gid_place;
 pub(crate) mod identity;
 pub(crate) mod model;
+pub(crate) mod network;
 mod recurring;
 #[cfg_attr(loom, allow(dead_code))] // no model lists devices for programs
 pub(crate) mod subnet;
@@ -19,6 +20,7 @@ use crate::address::{Address, AddressAttributes, GidEntry, Group, Path};
 use crate::device::gid_place::GidPlace;
 use crate::device::identity::Identity;
 use crate::device::model::Model;
+use crate::device::network::Network;
 use crate::device::recurring::Recurring;
 use crate::device::subnet::{InstallError, Subnet};
 use crate::engine::Refusal;
@@ -123,22 +125,6 @@ pub(crate) trait Host: Send + Sync + std::fmt::Debug {
     /// Revokes what other processes may do with the file of a region, if it has one, and returns the visits to wait
     /// for.
     fn end_file(&self, key: u32) -> Vec<Visited>;
-}
-
-/// The network from one address of a device to other hosts.
-pub(crate) trait Network: Send + Sync + std::fmt::Debug {
-    /// Returns the local address.
-    fn address(&self) -> GidEntry;
-
-    /// Checks that packets can be sent to an address.
-    fn reach(&self, remote: &Address) -> Result<(), Refusal>;
-
-    /// Returns the carrier for packets to other hosts.
-    fn outlet(&self) -> Arc<dyn Carrier>;
-
-    /// Joins and leaves multicast groups, so that the packets of exactly the device's groups are received. `newest` is
-    /// the group that was added last.
-    fn update_groups(&self, newest: Option<Gid>, has: &dyn Fn(Gid) -> bool) -> Result<(), Refusal>;
 }
 
 /// The transport of messages to the far end of a path.
@@ -438,6 +424,11 @@ impl Device {
     /// any. The devices of this process receive such packets without it.
     pub(crate) fn outlet_from(&self, path: &Path) -> Option<Outlet> {
         self.network_of(&path.local).map(|network| Outlet::Carrier(network.outlet()))
+    }
+
+    /// Returns the networks that lead to other hosts.
+    pub(crate) fn networks(&self) -> &[Arc<dyn Network>] {
+        self.networks.get().map_or(&[], Vec::as_slice)
     }
 
     /// Returns the network that leads from this local address to other hosts.

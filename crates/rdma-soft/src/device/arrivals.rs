@@ -47,7 +47,7 @@ pub(crate) fn is_for_nobody(
 
 /// Returns true if the port accepts this P_Key. Sender and port must be members of the same partition, and at least one
 /// of them must be a full member (IBTA volume 1, 10.9.3).
-const fn is_of_partition(p_key: u16) -> bool {
+pub(crate) const fn is_of_partition(p_key: u16) -> bool {
     const FULL: u16 = 0x8000;
     (p_key ^ P_KEY) & !FULL == 0 && (p_key | P_KEY) & FULL != 0
 }

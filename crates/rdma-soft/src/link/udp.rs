@@ -6,6 +6,7 @@
 
 mod address;
 mod coalesced;
+mod mads;
 mod open;
 mod outgoing;
 mod packet;
@@ -23,13 +24,15 @@ use rdma_types::{Gid, GidType, Mtu};
 use rustix::io::Errno;
 
 use self::address::LocalAddress;
+use self::mads::Mads;
 pub(crate) use self::outgoing::Loss;
 use self::port::Port;
 use self::socket::Socket;
 use super::driver::Driver;
 use crate::address::GidEntry;
+use crate::device::Device;
+use crate::device::network::Network;
 use crate::device::subnet::{InstallError, Subnet};
-use crate::device::{Device, Network};
 
 /// The maximum number of bytes around the payload, from the IP header to the ICRC, as RXE counts them.
 const MOST_HEADERS: u32 = 80;
@@ -82,13 +85,15 @@ impl Listening {
     /// Starts sending and receiving packets.
     pub(crate) fn begin(self, device: &'static Device, loss: Option<Loss>) {
         let Ok(driver) = Driver::of(device.subnet) else { return };
+        let mads = Arc::new(Mads::new());
         let mut networks: Vec<Arc<dyn Network>> = Vec::new();
         let mut receiving = Vec::new();
         for (address, socket) in self.sockets {
             let way = (address.interface, address.ip.is_ipv4());
             let receives_groups = !receiving.contains(&way);
             receiving.push(way);
-            match Port::open(driver, device, address, socket, receives_groups, loss) {
+            let receives = (receives_groups, Arc::clone(&mads));
+            match Port::open(driver, device, address, socket, receives, loss) {
                 Ok(port) => networks.push(port),
                 Err(errno) => {
                     tracing::error!(device = device.name, address = %address.ip, %errno, "no packets are received at an address");

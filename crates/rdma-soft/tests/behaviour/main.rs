@@ -4,6 +4,7 @@
 mod device;
 mod files;
 mod local_link;
+mod mads;
 mod no_thread;
 mod told;
 mod two_processes;

@@ -32,7 +32,7 @@ const RC: ibv_qp_type = ibv_qp_type::IBV_QPT_RC;
 const KNOBS: Knobs = Knobs { timeout: 14, ..PATIENT };
 
 /// Returns unused addresses of the loopback interface, a new one for each call of this process.
-fn address() -> String {
+pub(crate) fn address() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     Ipv4Addr::from_bits(0x7f00_0000 | (std::process::id() & 0xffff) << 7 | count).to_string()

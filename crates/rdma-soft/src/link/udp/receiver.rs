@@ -4,12 +4,14 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 use quinn_udp::RecvMeta;
+use rdma_proto::cm::Transmit;
 use rdma_proto::wire::Service;
 use rdma_types::Gid;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
 use super::coalesced::CoalescedBurst;
+use super::mads::Mads;
 use super::open::Open;
 use super::outgoing::Outgoing;
 use super::packet::{Flow, NoPacket, Reader};
@@ -50,6 +52,8 @@ pub(super) struct PortReceiver {
     interface: Option<u32>,
     /// The sender that uses the same socket, if there is one.
     outgoing: Option<Arc<Outgoing>>,
+    /// The receiver of packets for queue pair 1. A group has none.
+    mads: Option<Arc<Mads>>,
     /// Locked by the thread that reads, so that packets stay in order.
     reading: Mutex<Reading>,
     /// Whether packets arrive or leave on this socket.
@@ -98,9 +102,9 @@ impl PortReceiver {
         device: &'static Device,
         own: IpAddr,
         open: Arc<Open>,
-        outgoing: Arc<Outgoing>,
+        shared: (Arc<Outgoing>, Arc<Mads>),
     ) -> Arc<Self> {
-        Self::with(device, own, open, None, Some(outgoing))
+        Self::with(device, own, open, None, Some(shared))
     }
 
     pub(super) fn of_group(
@@ -118,9 +122,10 @@ impl PortReceiver {
         own: IpAddr,
         open: Arc<Open>,
         group: Option<(Group, u32)>,
-        outgoing: Option<Arc<Outgoing>>,
+        shared: Option<(Arc<Outgoing>, Arc<Mads>)>,
     ) -> Arc<Self> {
         let (group, interface) = group.unzip();
+        let (outgoing, mads) = shared.unzip();
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
             device,
             open,
@@ -128,6 +133,7 @@ impl PortReceiver {
             group,
             interface,
             outgoing,
+            mads,
             reading: Mutex::new(Reading {
                 received: vec![0; RECEIVED].into_boxed_slice(),
                 left: None,
@@ -225,6 +231,16 @@ impl PortReceiver {
         let mut run = CoalescedBurst::of(headers, payload.len());
         if self.is_own(&path) {
             return Some((behind, true));
+        }
+        if run.burst.header.bth.destination == Transmit::QPN
+            && let Some(mads) = self.mads.as_ref().filter(|mads| mads.is_open())
+        {
+            let datagram = self.datagram(&run, left, first.len());
+            let is_read = mads.receive(self.device, &path, &run.burst, payload, datagram);
+            if !is_read {
+                self.open.driver.note_useless();
+            }
+            return Some((behind, is_read));
         }
         if is_for_nobody(self.device, &path, &run.burst, self.group.is_some()) {
             self.open.driver.note_useless();

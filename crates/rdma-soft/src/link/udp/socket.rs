@@ -7,7 +7,9 @@ use std::os::fd::BorrowedFd;
 use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSocketState};
 use rdma_proto::wire::UdpHeader;
 use rustix::io::{Errno, Result};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, bind, connect, getsockname, socket_with, sockopt,
+};
 
 use super::address::LocalAddress;
 use crate::link::descriptor::{Descriptor, set_flag};
@@ -142,8 +144,15 @@ impl Socket {
 
     /// Checks that the host has a route to an address.
     pub(super) fn reaches(&self, to: IpAddr) -> Result<()> {
+        self.source_to(to).map(|_| ())
+    }
+
+    /// Returns the address at which the host's route to an address begins.
+    pub(super) fn source_to(&self, to: IpAddr) -> Result<IpAddr> {
         let probe = Descriptor::open(|| datagrams(to.is_ipv4()))?;
-        connect(probe.get()?, &at(to, self.scope))
+        connect(probe.get()?, &at(to, self.scope))?;
+        let source = getsockname(probe.get()?)?;
+        SocketAddr::try_from(source).map(|source| source.ip())
     }
 }
 

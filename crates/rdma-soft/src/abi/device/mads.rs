@@ -1,0 +1,49 @@
+//! Queue pair 1. These are no verbs of libibverbs; see [`Verbs::mads`](rdma_sys::Verbs#structfield.mads).
+
+use std::ffi::c_int;
+use std::os::fd::IntoRawFd;
+
+use rdma_sys::{AddressedMad, Errno, Mads, ibv_context};
+use rdma_types::Gid;
+
+use crate::abi::block::device_of;
+use crate::abi::errno::number;
+use crate::device::network;
+
+pub(crate) const MADS: Mads = Mads { open: open_mads, source: mad_source, send: send_mad };
+
+unsafe extern "C" fn open_mads(context: *mut ibv_context) -> c_int {
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
+    let device = unsafe { device_of(context) };
+    network::open_mads(device.networks()).map_or_else(
+        |refusal| {
+            Errno::from(refusal).set();
+            -1
+        },
+        IntoRawFd::into_raw_fd,
+    )
+}
+
+unsafe extern "C" fn mad_source(
+    context: *mut ibv_context,
+    destination: *const [u8; 16],
+    source: *mut [u8; 16],
+) -> c_int {
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
+    let device = unsafe { device_of(context) };
+    // SAFETY: the caller passes a valid pointer to a GID (SAFETY.md F1).
+    let destination = Gid::from_bytes(unsafe { destination.read() });
+    number(network::mad_source(device.networks(), destination).map(|gid| {
+        // SAFETY: the caller passes a valid pointer for the GID (SAFETY.md F1).
+        unsafe { source.write(gid.to_bytes()) };
+    }))
+}
+
+unsafe extern "C" fn send_mad(context: *mut ibv_context, mad: *const AddressedMad) -> c_int {
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
+    let device = unsafe { device_of(context) };
+    // SAFETY: the caller passes a valid pointer to a datagram (SAFETY.md F1).
+    let AddressedMad { source, destination, mad } = unsafe { mad.read() };
+    let [source, destination] = [source, destination].map(Gid::from_bytes);
+    number(network::send_mad(device.networks(), source, destination, &mad))
+}
