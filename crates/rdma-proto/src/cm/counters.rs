@@ -1,5 +1,7 @@
 //! Counters of the communication manager.
 
+use core::ops::AddAssign;
+
 /// Event counters of a [`Manager`](super::Manager).
 ///
 /// Each received MAD that causes neither a MAD nor an event nor a transition has incremented the
@@ -40,4 +42,29 @@ pub struct Counters {
     pub timeouts: u64,
     /// REJs that were sent.
     pub rejects: u64,
+}
+
+impl AddAssign for Counters {
+    fn add_assign(&mut self, other: Self) {
+        let pairs = [
+            (&mut self.received, other.received),
+            (&mut self.sent, other.sent),
+            (&mut self.malformed, other.malformed),
+            (&mut self.unsupported_version, other.unsupported_version),
+            (&mut self.unsupported, other.unsupported),
+            (&mut self.wrong_source, other.wrong_source),
+            (&mut self.half_open_full, other.half_open_full),
+            (&mut self.table_full, other.table_full),
+            (&mut self.duplicates, other.duplicates),
+            (&mut self.unmatched, other.unmatched),
+            (&mut self.unexpected, other.unexpected),
+            (&mut self.stale, other.stale),
+            (&mut self.retries, other.retries),
+            (&mut self.timeouts, other.timeouts),
+            (&mut self.rejects, other.rejects),
+        ];
+        for (count, more) in pairs {
+            *count = count.wrapping_add(more);
+        }
+    }
 }
