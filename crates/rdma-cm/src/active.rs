@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_mem::Context;
+use rdma_mem::{Context, Gid};
 use rdma_qp::{PreparedQueuePair, QueuePair};
 
 use crate::channel::end_of;
 use crate::connection::Connection;
-use crate::engine::path::Request;
+use crate::engine::path::{Request, ip_of};
 use crate::engine::{Engine, Handle};
 use crate::error::{End, Error, check_private_data};
 use crate::event::{Event, Happening, IdToken, Replying};
@@ -21,14 +21,16 @@ use crate::step::Step;
 pub struct Resolved {
     engine: Arc<Engine>,
     address: SocketAddr,
+    /// The local address, if the listener is on another host.
+    source: Option<Gid>,
 }
 
 impl Resolved {
     /// The maximum length of the private data in a REQ.
     pub const MAX_PRIVATE_DATA: usize = 56;
 
-    pub(crate) fn new(engine: &Arc<Engine>, address: SocketAddr) -> Self {
-        Self { engine: Arc::clone(engine), address }
+    pub(crate) fn new(engine: &Arc<Engine>, address: SocketAddr, source: Option<Gid>) -> Self {
+        Self { engine: Arc::clone(engine), address, source }
     }
 
     /// Returns the address.
@@ -52,11 +54,15 @@ impl Resolved {
     #[doc(alias = "rdma_connect")]
     pub fn connect(
         &self,
-        queue_pair: PreparedQueuePair,
+        mut queue_pair: PreparedQueuePair,
         private_data: &[u8],
     ) -> Result<Connecting, Error> {
         check_private_data("REQ", private_data, Self::MAX_PRIVATE_DATA)?;
-        let request = Request::new(queue_pair.endpoint(), self.address, private_data)?;
+        if let Some(source) = self.source {
+            queue_pair.set_stream_addresses(ip_of(source), self.address.ip());
+        }
+        let (endpoint, address) = (queue_pair.endpoint(), self.address);
+        let request = Request::new(endpoint, address, self.source, private_data)?;
         Ok(Connecting { queue_pair, handle: self.engine.connect(self.address.port(), request)? })
     }
 }

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use rdma_mem::{Context, Gid};
+use rdma_mem::Context;
 use rdma_proto::Time;
-use rdma_proto::cm::Error as Refusal;
+use rdma_proto::cm::{Counters, Error as Refusal};
 use rdma_sys::interface_addresses;
 
 use crate::active::Resolved;
+use crate::engine::path::{gid_of, ip_of};
 use crate::engine::peer::Peer;
 use crate::engine::{Engine, Handle};
 use crate::error::{End, Error};
@@ -80,13 +81,21 @@ impl EventChannel {
     #[doc(alias = "rdma_getaddrinfo")]
     pub fn resolve(&self, address: impl ToSocketAddrs) -> Result<Resolved, Error> {
         self.engine.check_process()?;
-        let mut address = self.own_address(address)?;
-        match address.ip() {
-            IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
-            IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
-            _ => {}
+        let all = addresses(address)?;
+        if let Some(mut own) = all.iter().copied().find(|address| self.is_own(address.ip())) {
+            match own.ip() {
+                IpAddr::V4(ip) if ip.is_unspecified() => own.set_ip(Ipv4Addr::LOCALHOST.into()),
+                IpAddr::V6(ip) if ip.is_unspecified() => own.set_ip(Ipv6Addr::LOCALHOST.into()),
+                _ => {}
+            }
+            return Ok(Resolved::new(&self.engine, own, None));
         }
-        Ok(Resolved::new(&self.engine, address))
+        let reached =
+            all.iter().find_map(|address| Some((address, self.engine.source_to(address.ip())?)));
+        match reached {
+            Some((&address, source)) => Ok(Resolved::new(&self.engine, address, Some(source))),
+            None => Err(self.not_reached(&all)),
+        }
     }
 
     /// Returns the next event. Waits for at most `limit`, or without a limit. Returns `None` if no event arrives
@@ -104,6 +113,12 @@ impl EventChannel {
         Ok(next.map(|next| Event::new(&self.engine, next)))
     }
 
+    /// Returns the counters of the messages from and to other hosts.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.engine.counters()
+    }
+
     /// Closes the channel. Threads that wait for an event return [`Error::Closed`]. Later waits return the events that
     /// have arrived, and otherwise this error at once. Established connections stay usable, but their ends are no
     /// longer reported.
@@ -118,35 +133,54 @@ impl EventChannel {
 
     /// Returns the first address of a name that belongs to this host.
     pub(crate) fn own_address(&self, address: impl ToSocketAddrs) -> Result<SocketAddr, Error> {
-        let mut first = None;
-        for mut address in address.to_socket_addrs().map_err(Error::Resolve)? {
-            address.set_ip(address.ip().to_canonical());
-            if self.is_own(address.ip()) {
-                return Ok(address);
-            }
-            first.get_or_insert(address.ip());
-        }
-        let none = || Error::Resolve(io::Error::from(io::ErrorKind::NotFound));
-        let device = self.context().device().name().to_owned();
-        Err(Error::NotThisHost { address: first.ok_or_else(none)?, device })
+        let all = addresses(address)?;
+        let own = all
+            .iter()
+            .copied()
+            .find(|address| self.is_own(address.ip()) || address.ip().is_loopback());
+        own.ok_or_else(|| match all.first() {
+            Some(first) => Error::NotOwn { address: first.ip() },
+            None => self.not_reached(&all),
+        })
     }
 
-    /// Returns true if an address leads to this host: through an interface, or as a GID of the device.
+    /// Returns the reason that none of a name's addresses is reached.
+    fn not_reached(&self, all: &[SocketAddr]) -> Error {
+        let device = self.context().device().name().to_owned();
+        match all.first().map(SocketAddr::ip) {
+            None => Error::Resolve(io::Error::from(io::ErrorKind::NotFound)),
+            Some(address) if self.engine.reaches_others() => Error::NoRoute { address, device },
+            Some(address) => Error::NotThisHost { address, device },
+        }
+    }
+
+    /// Returns true if an address leads to this host: through an interface, or as a GID of the device. Addresses of the
+    /// loopback interface do, except if the device reaches them as those of other devices.
     fn is_own(&self, ip: IpAddr) -> bool {
-        let gid = match ip {
-            IpAddr::V4(ip) => Gid::from_ipv4(ip),
-            IpAddr::V6(ip) => Gid::from_bytes(ip.octets()),
-        };
         let is_of_interface = || {
             let all = interface_addresses().unwrap_or_default();
             all.iter().any(|entry| entry.address.is_some_and(|own| own.ip() == ip))
         };
         let is_gid = || {
             let table = self.context().gid_table().unwrap_or_default();
-            table.iter().any(|entry| entry.gid == gid)
+            table.iter().any(|entry| entry.gid == gid_of(ip))
         };
-        ip.is_loopback() || ip.is_unspecified() || is_of_interface() || is_gid()
+        let is_reached = || {
+            let source = self.engine.source_to(ip);
+            source.is_some_and(|source| ip_of(source).is_loopback())
+        };
+        ip.is_unspecified() || is_of_interface() || is_gid() || ip.is_loopback() && !is_reached()
     }
+}
+
+/// Returns the addresses of a name.
+fn addresses(address: impl ToSocketAddrs) -> Result<Vec<SocketAddr>, Error> {
+    let all = address.to_socket_addrs().map_err(Error::Resolve)?;
+    let canonical = |mut address: SocketAddr| {
+        address.set_ip(address.ip().to_canonical());
+        address
+    };
+    Ok(all.map(canonical).collect())
 }
 
 /// Returns the channel's file, which is readable while [`next`](EventChannel::next) has an event or work to do. When it

@@ -85,16 +85,36 @@ pub enum Error {
     /// The host name has no address, or is not `host:port`.
     #[error("the address could not be resolved: {0}; pass `host:port`")]
     Resolve(#[source] io::Error),
-    /// The address does not belong to this host.
+    /// The address does not belong to this host, and the device reaches no other host.
     #[error(
-        "{address} does not belong to this host, and the connection manager of `{device}` connects \
-         processes of one host: use the channels of rdma-channel between hosts"
+        "{address} does not belong to this host, and `{device}` reaches no other: let the software device listen at an \
+         address of the network (RDMA_SOFT_LISTEN, `Builder::listen`), or use the channels of rdma-channel between hosts"
     )]
     NotThisHost {
         /// The address.
         address: IpAddr,
         /// The device.
         device: String,
+    },
+    /// The host has no route to the address from an address at which the device listens.
+    #[error(
+        "`{device}` has no route to {address}: check `ip route get {address}`, and that the device listens at an address \
+         of that network and of the same IP version (RDMA_SOFT_LISTEN, `Builder::listen`)"
+    )]
+    NoRoute {
+        /// The address.
+        address: IpAddr,
+        /// The device.
+        device: String,
+    },
+    /// The address of a listener does not belong to this host.
+    #[error(
+        "{address} does not belong to this host: listen at one of its addresses (`ip address`), or at 0.0.0.0 for all of \
+         them"
+    )]
+    NotOwn {
+        /// The address.
+        address: IpAddr,
     },
     /// Another listener has the port.
     #[error(
@@ -149,6 +169,7 @@ pub enum Error {
 
 rdma_types::debug_messages!(enum Error {
     Ended(it), TimedOut { limit }, Closed, Resolve(it), NotThisHost { address, device },
+    NoRoute { address, device }, NotOwn { address },
     PortInUse { port, device }, PrivateData { message, length, most }, Mtu { own, peer }, QueuePair,
     Memory(it), Connect(it), System { tried, source },
 });

@@ -1,6 +1,7 @@
 //! Events of a channel.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rdma_qp::QueuePairEndpoint;
@@ -135,6 +136,8 @@ pub(crate) struct Requested {
     /// The new connection.
     pub(crate) peer: IdToken,
     pub(crate) endpoint: Box<QueuePairEndpoint>,
+    /// The local and the remote address, if the peer is on another host.
+    pub(crate) ends: Option<(IpAddr, IpAddr)>,
     pub(crate) private_data: Vec<u8>,
 }
 

@@ -128,6 +128,7 @@ pub use listener::{Accepted, Accepting, ConnectionRequest, Listener};
 pub use step::Step;
 
 pub use rdma_mem::{Context, Error as MemoryError, Mtu};
+pub use rdma_proto::cm::Counters;
 pub use rdma_proto::cm::wire::Reason;
 pub use rdma_qp::{Error as QueuePairError, PreparedQueuePair, QueuePair};
 

@@ -1,6 +1,6 @@
 //! The passive end: listeners, and requests for connections.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use rdma_proto::cm::wire::{Reason, Rejection};
@@ -65,8 +65,8 @@ impl Listener {
         let Event { id, happening, request } = event;
         match (happening, request) {
             (Happening::Requested(requested), Some(handle)) if id == self.id() => {
-                let Requested { endpoint, private_data, .. } = requested;
-                Ok(ConnectionRequest { handle, endpoint, private_data })
+                let Requested { endpoint, ends, private_data, .. } = requested;
+                Ok(ConnectionRequest { handle, endpoint, ends, private_data })
             }
             (happening, request) => Err(Event { id, happening, request }),
         }
@@ -90,6 +90,7 @@ impl Listener {
 pub struct ConnectionRequest {
     handle: Handle,
     endpoint: Box<QueuePairEndpoint>,
+    ends: Option<(IpAddr, IpAddr)>,
     private_data: Vec<u8>,
 }
 
@@ -114,7 +115,10 @@ impl ConnectionRequest {
     /// # Errors
     /// [`Error::Mtu`] or [`Error::Connect`] if the queue pair does not match the peer's. After an error, the request is
     /// rejected, and the queue pair is destroyed.
-    pub fn prepare(self, queue_pair: PreparedQueuePair) -> Result<Accepting, Error> {
+    pub fn prepare(self, mut queue_pair: PreparedQueuePair) -> Result<Accepting, Error> {
+        if let Some((own, peer)) = self.ends {
+            queue_pair.set_stream_addresses(own, peer);
+        }
         let (own, peer) = (queue_pair.endpoint(), *self.endpoint);
         if own.mtu() < peer.mtu() {
             let rejection = Rejection::new(Reason::INVALID_MTU);

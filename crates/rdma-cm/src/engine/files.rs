@@ -19,8 +19,10 @@ const MANY: usize = 64;
 /// The keys of the files that are not sockets.
 const TIMER: u64 = 0;
 const WAKE: u64 = 1;
+/// The keys of the files that are readable when MADs have arrived.
+pub(super) const MADS: [u64; 2] = [2, 3];
 /// The first key of a socket.
-pub(super) const FIRST_KEY: u64 = 2;
+pub(super) const FIRST_KEY: u64 = 4;
 
 pub(super) struct Files {
     /// Readable while `inner` or `queued` is.
@@ -58,7 +60,7 @@ impl Files {
         Ok(files)
     }
 
-    /// Reports when a socket is readable.
+    /// Reports when a file is readable.
     pub(super) fn add(&self, socket: &OwnedFd, key: u64) -> rustix::io::Result<()> {
         epoll::add(&self.inner, socket, epoll::EventData::new_u64(key), epoll::EventFlags::IN)
     }
@@ -75,7 +77,7 @@ impl Files {
         let _ = shutdown(socket, Shutdown::Both);
     }
 
-    /// Waits until something happens, for at most `limit`, and returns the keys of readable sockets. A signal ends the
+    /// Waits until something happens, for at most `limit`, and returns the keys of readable files. A signal ends the
     /// wait early.
     pub(super) fn wait(&self, limit: Option<Duration>) -> Result<Vec<u64>, Error> {
         let mut events = Vec::with_capacity(MANY);
@@ -91,7 +93,7 @@ impl Files {
                 clear(file);
             }
         }
-        Ok(keys.into_iter().filter(|&key| key >= FIRST_KEY).collect())
+        Ok(keys.into_iter().filter(|&key| ![TIMER, WAKE].contains(&key)).collect())
     }
 
     /// Ends the wait of the thread that waits, or the next wait.

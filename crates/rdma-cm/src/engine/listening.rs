@@ -27,7 +27,10 @@ pub(super) struct Listening {
     socket: OwnedFd,
     port: u16,
     bound: Option<IpAddr>,
+    /// The connections of this host that are not established.
     half_open: BTreeSet<u64>,
+    /// The connections of other hosts that are not established. A `Manager` limits their number.
+    requested: BTreeSet<u64>,
     /// Whether new connections are left waiting.
     is_paused: bool,
 }
@@ -57,7 +60,8 @@ fn next_turn() -> u16 {
 
 impl Listening {
     pub(super) const fn new(socket: OwnedFd, port: u16, bound: Option<IpAddr>) -> Self {
-        Self { socket, port, bound, half_open: BTreeSet::new(), is_paused: false }
+        let half_open = BTreeSet::new();
+        Self { socket, port, bound, half_open, requested: BTreeSet::new(), is_paused: false }
     }
 
     pub(super) const fn socket(&self) -> &OwnedFd {
@@ -66,7 +70,21 @@ impl Listening {
 
     /// Returns the connections that are not established.
     pub(super) fn undecided(&self) -> Vec<u64> {
-        self.half_open.iter().copied().collect()
+        self.half_open.union(&self.requested).copied().collect()
+    }
+
+    pub(super) const fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Returns the IP address to which the listener is bound, if to a specific one.
+    pub(super) const fn bound(&self) -> Option<IpAddr> {
+        self.bound
+    }
+
+    /// Adds a connection of another host.
+    pub(super) fn add_requested(&mut self, peer: u64) {
+        self.requested.insert(peer);
     }
 
     fn is_full(&self) -> bool {
@@ -87,6 +105,7 @@ impl Listening {
 
     /// Ends the half-open state of a connection.
     pub(super) fn decided(&mut self, files: &Files, token: u64, peer: u64) {
+        self.requested.remove(&peer);
         if self.half_open.remove(&peer) {
             self.resume(files, token);
         }

@@ -4,10 +4,15 @@
 //! several threads wait, one of them does this, and the others sleep until it is done.
 
 mod files;
+mod gateway;
+mod hub;
+mod line;
 mod listening;
+mod mads;
 mod options;
 pub(crate) mod path;
 pub(crate) mod peer;
+mod remote;
 mod socket;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -17,13 +22,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rdma_mem::Context;
+use rdma_mem::{Context, Gid};
 use rdma_proto::Time;
-use rdma_proto::cm::Error as Refusal;
 use rdma_proto::cm::wire::Reason;
+use rdma_proto::cm::{CommId, Error as Refusal};
 use rustix::io::Errno;
 
-use self::files::{FIRST_KEY, Files};
+use self::files::{FIRST_KEY, Files, MADS};
+use self::gateway::Gateway;
+use self::hub::Member;
 use self::listening::Listening;
 use self::path::Request;
 use self::peer::{Peer, Port};
@@ -36,6 +43,8 @@ static NEXT: AtomicU64 = AtomicU64::new(FIRST_KEY);
 pub(crate) struct Engine {
     port: Port,
     files: Files,
+    /// The access to queue pair 1, if the device reaches other hosts.
+    member: Option<Arc<Member>>,
     /// The clock's zero.
     start: Instant,
     state: Mutex<State>,
@@ -47,6 +56,10 @@ pub(crate) struct Engine {
 struct State {
     peers: BTreeMap<u64, Peer>,
     listeners: BTreeMap<u64, Listening>,
+    /// The local addresses from which connections lead to other hosts.
+    gateways: BTreeMap<Gid, Arc<Gateway>>,
+    /// The connections to other hosts.
+    tokens: BTreeMap<(Gid, CommId), u64>,
     deadlines: BTreeSet<(Time, u64)>,
     /// The deadline of each connection and listener that has one.
     deadline_of: BTreeMap<u64, Time>,
@@ -79,9 +92,14 @@ impl Drop for Handle {
 impl Engine {
     pub(crate) fn open(context: &Context) -> Result<Arc<Self>, Error> {
         let addresses = path::addresses(context)?;
+        let (files, member) = (Files::open()?, Member::join(context)?.map(Arc::new));
+        for (file, key) in member.iter().flat_map(|member| member.files()).zip(MADS) {
+            files.add(file, key).map_err(Error::system("open an event channel"))?;
+        }
         Ok(Arc::new(Self {
             port: Port { context: context.clone(), addresses },
-            files: Files::open()?,
+            files,
+            member,
             start: Instant::now(),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -125,6 +143,7 @@ impl Engine {
         let mut state = self.locked();
         self.files.add(&socket, token).map_err(Error::system("listen"))?;
         state.listeners.insert(token, Listening::new(socket, port, bound));
+        self.listen_outside(&state, port);
         drop(state);
         Ok((self.handle(token), port))
     }
@@ -134,6 +153,13 @@ impl Engine {
         self.check_process()?;
         let token = NEXT.fetch_add(1, Ordering::Relaxed);
         let handle = self.handle(token);
+        if let Some(local) = request.source() {
+            let mut state = self.locked();
+            self.connect_outside(&mut state, (token, local), request)
+                .map_err(|_| Error::QueuePair)?;
+            self.finish(&mut state, token);
+            return Ok(handle);
+        }
         let failed = match socket::connect_to(self.context().device().guid(), port) {
             Ok(socket) => {
                 let mut state = self.locked();
@@ -277,7 +303,9 @@ impl Engine {
     fn process(&self, state: &mut State, ready: &[u64]) {
         let now = self.now();
         for &token in ready {
-            if state.listeners.contains_key(&token) {
+            if MADS.contains(&token) {
+                self.receive_mads(state, now);
+            } else if state.listeners.contains_key(&token) {
                 self.accept(state, token);
             } else {
                 self.receive(state, token, now);
@@ -286,6 +314,7 @@ impl Engine {
         while let Some(&(_, token)) = state.deadlines.first().filter(|(at, _)| *at <= now) {
             self.expire(state, token, now);
         }
+        self.expire_outside(state, now);
         self.set_timer(state);
         self.set_readable(state);
     }
@@ -294,7 +323,7 @@ impl Engine {
         let Some(peer) = state.peers.get_mut(&token) else { return };
         let mut events = Vec::new();
         if !peer.receive(now, &self.port, &mut events) {
-            if let Some(socket) = &peer.socket {
+            if let Some(socket) = peer.line.socket() {
                 self.files.remove(socket);
             }
             events.extend(peer.hang_up());
@@ -347,6 +376,7 @@ impl Engine {
         state.set_deadline(token, None);
         if let Some(listening) = state.listeners.remove(&token) {
             self.files.remove(listening.socket());
+            Self::stop_listening_outside(state, listening.port());
             // Connections that wait to be accepted end now, even if a forked child keeps the socket open.
             while socket::accept_from(listening.socket()).is_ok() {}
             // Requests that the program has received stay, as do accepted ones.
@@ -360,8 +390,11 @@ impl Engine {
         }
         if let Some(mut peer) = state.peers.remove(&token) {
             peer.leave(self.now());
-            if let Some(socket) = &peer.socket {
+            if let Some(socket) = peer.line.socket() {
                 self.files.remove(socket);
+            }
+            if let Some(place) = peer.place() {
+                state.tokens.remove(&place);
             }
             self.end_half_open(state, peer.listener(), token);
         }
@@ -376,7 +409,10 @@ impl Engine {
     }
 
     fn set_timer(&self, state: &State) {
-        let first = state.deadlines.first().map(|(at, _)| at.as_nanos());
+        let of_gateway = |gateway: &Arc<Gateway>| gateway.manage(|manager| manager.deadline());
+        let outside = state.gateways.values().filter_map(of_gateway).min();
+        let own = state.deadlines.first().map(|(at, _)| *at);
+        let first = own.into_iter().chain(outside).min().map(Time::as_nanos);
         let now = self.now().as_nanos();
         self.files.set_timer(first.map(|at| Duration::from_nanos(at.saturating_sub(now))));
     }

@@ -1,8 +1,8 @@
 //! Queue pairs and paths in messages.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use rdma_mem::{Context, GidType, LinkLayer};
+use rdma_mem::{Context, Gid, GidType, LinkLayer};
 use rdma_proto::cm::wire::{Answer, Offer, Path, Timeout, Transport};
 use rdma_proto::cm::{Address, IpCmHeader};
 use rdma_qp::{QueuePairEndpoint, QueuePairType};
@@ -24,6 +24,19 @@ const RETRIES: u8 = 15;
 /// The number of retries of packets, with and without a receive request: the maximum.
 const PACKET_RETRIES: u8 = 7;
 const HOP_LIMIT: u8 = 64;
+
+/// Returns the GID with an IP address.
+pub(crate) fn gid_of(ip: IpAddr) -> Gid {
+    match ip {
+        IpAddr::V4(ip) => Gid::from_ipv4(ip),
+        IpAddr::V6(ip) => Gid::from_bytes(ip.octets()),
+    }
+}
+
+/// Returns the IP address of a GID; the inverse of [`gid_of`].
+pub(crate) fn ip_of(gid: Gid) -> IpAddr {
+    gid.to_ipv4().map_or_else(|| Ipv6Addr::from(gid.to_bytes()).into(), IpAddr::V4)
+}
 
 /// Returns the addresses of a device's ports. The peers of the same device have the same ones.
 pub(crate) fn addresses(context: &Context) -> Result<Vec<Address>, Error> {
@@ -51,35 +64,52 @@ fn address_of(endpoint: &QueuePairEndpoint) -> Option<(Address, GidType)> {
 
 /// The request of an active end, which owns its parts.
 pub(crate) struct Request {
-    address: Address,
+    local: Address,
+    remote: Address,
     gid_type: GidType,
     endpoint: QueuePairEndpoint,
     private_data: Vec<u8>,
     port: u16,
+    /// The local address, if the peer is on another host.
+    source: Option<Gid>,
 }
 
 impl Request {
-    /// Creates the request of a queue pair. Both ends have the IP address of `to`, as they are on one host.
+    /// Creates the request of a queue pair. `source` is the local address if `to` is on another host. Otherwise, both
+    /// ends have the address `to`, and the same device.
     pub(crate) fn new(
         endpoint: QueuePairEndpoint,
         to: SocketAddr,
+        source: Option<Gid>,
         private_data: &[u8],
     ) -> Result<Self, Error> {
         let is_connected = matches!(endpoint.qp_type(), QueuePairType::RC | QueuePairType::UC);
-        let (address, gid_type) =
+        let (own, gid_type) =
             address_of(&endpoint).filter(|_| is_connected).ok_or(Error::QueuePair)?;
         let (ip, port) = (to.ip(), to.port());
+        let (local, remote, gid_type) = match source {
+            None => (own, own, gid_type),
+            Some(source) => (Address::Gid(source), Address::Gid(gid_of(ip)), GidType::ROCE_V2),
+        };
+        let own_ip = source.map_or(ip, ip_of);
         let mut data = vec![0; IpCmHeader::LEN];
-        if let (Some(header), Some(place)) = (IpCmHeader::new(ip, ip, 0), data.first_chunk_mut()) {
+        if let (Some(header), Some(place)) =
+            (IpCmHeader::new(own_ip, ip, 0), data.first_chunk_mut())
+        {
             header.emit(place);
         }
         data.extend_from_slice(private_data);
-        Ok(Self { address, gid_type, endpoint, private_data: data, port })
+        Ok(Self { local, remote, gid_type, endpoint, private_data: data, port, source })
     }
 
-    /// Returns the address of both ends, which have the same device.
-    pub(crate) const fn address(&self) -> Address {
-        self.address
+    /// Returns the address of the peer.
+    pub(crate) const fn remote(&self) -> Address {
+        self.remote
+    }
+
+    /// Returns the local address, if the peer is on another host.
+    pub(crate) const fn source(&self) -> Option<Gid> {
+        self.source
     }
 
     pub(crate) fn offer(&self) -> Offer<'_> {
@@ -101,7 +131,7 @@ impl Request {
             rnr_retry_count: PACKET_RETRIES,
             p_key: DEFAULT_PKEY,
             mtu_code: self.endpoint.mtu().code(),
-            primary: path(self.address, ack),
+            primary: path(self.local, self.remote, ack),
             private_data: &self.private_data,
             ..Offer::default()
         }
@@ -114,29 +144,40 @@ impl Request {
             .with_rd_atomic(answer.initiator_depth, answer.responder_resources);
         let is_unreliable = self.endpoint.qp_type() == QueuePairType::UC;
         let peer = if is_unreliable { peer.with_unreliable_connection() } else { peer };
-        at(peer, self.address, self.gid_type)
+        at(peer, self.remote, self.gid_type, self.source)
     }
 }
 
-fn path(address: Address, ack_timeout: Timeout) -> Path {
+fn path(local: Address, remote: Address, ack_timeout: Timeout) -> Path {
     let path = Path { hop_limit: HOP_LIMIT, subnet_local: true, ack_timeout, ..Path::default() };
-    match address {
-        Address::Lid(lid) => Path { local_lid: lid, remote_lid: lid, ..path },
-        Address::Gid(gid) => Path {
+    match (local, remote) {
+        (Address::Lid(local_lid), Address::Lid(remote_lid)) => {
+            Path { local_lid, remote_lid, ..path }
+        }
+        (Address::Gid(local_gid), Address::Gid(remote_gid)) => Path {
             local_lid: PERMISSIVE_LID,
             remote_lid: PERMISSIVE_LID,
-            local_gid: gid,
-            remote_gid: gid,
+            local_gid,
+            remote_gid,
             ..path
         },
         _ => path,
     }
 }
 
-fn at(endpoint: QueuePairEndpoint, address: Address, gid_type: GidType) -> QueuePairEndpoint {
-    match address {
-        Address::Lid(lid) => endpoint.with_lid(lid),
-        Address::Gid(gid) => endpoint.with_gid(gid, gid_type),
+/// Adds the address of a peer. `local` is this end's address if the peer is on another host.
+fn at(
+    endpoint: QueuePairEndpoint,
+    address: Address,
+    gid_type: GidType,
+    local: Option<Gid>,
+) -> QueuePairEndpoint {
+    match (address, local) {
+        (Address::Lid(lid), _) => endpoint.with_lid(lid),
+        (Address::Gid(gid), None) => endpoint.with_gid(gid, gid_type),
+        (Address::Gid(gid), Some(local)) => {
+            endpoint.with_gid(gid, gid_type).with_stream_addresses(ip_of(gid), ip_of(local))
+        }
         _ => endpoint,
     }
 }
@@ -152,10 +193,10 @@ pub(super) fn claimed(offer: &Offer<'_>) -> Address {
 }
 
 /// Returns the peer's end, which a REQ describes, the destination's IP address, and the program's private data. Returns
-/// `None` if these parts are invalid.
+/// `None` if these parts are invalid. `local` is the destination of the REQ's packet if the peer is on another host.
 pub(super) fn requester<'a>(
     context: &Context,
-    from: Address,
+    (from, local): (Address, Option<Gid>),
     offer: &Offer<'a>,
 ) -> Option<(QueuePairEndpoint, IpAddr, &'a [u8])> {
     let (header, private_data) = IpCmHeader::parse(offer.private_data)?;
@@ -164,8 +205,9 @@ pub(super) fn requester<'a>(
         .with_rd_atomic(offer.initiator_depth, offer.responder_resources);
     let is_unreliable = offer.transport == Transport::Uc;
     let peer = if is_unreliable { peer.with_unreliable_connection() } else { peer };
-    let gid_type = match from {
-        Address::Gid(gid) => {
+    let gid_type = match (from, local) {
+        (_, Some(_)) => GidType::ROCE_V2,
+        (Address::Gid(gid), None) => {
             let table = context.gid_table().ok()?;
             let mut types =
                 table.iter().filter(|entry| entry.gid == gid).map(|entry| entry.gid_type);
@@ -178,7 +220,8 @@ pub(super) fn requester<'a>(
         }
         _ => GidType::IB,
     };
-    Some((at(peer, from, gid_type), header.destination(), private_data))
+    let ip = local.map_or(header.destination(), ip_of);
+    Some((at(peer, from, gid_type, local), ip, private_data))
 }
 
 /// Returns the reply of a passive end with this queue pair, which serves at most what its peer may request.

@@ -1,12 +1,10 @@
-//! One connection: its socket, and the protocol's state.
-//!
-//! Each connection has its own socket, and therefore its own [`Manager`]. A message on one socket can neither name nor
-//! disturb the connection of another.
+//! One connection: its stage, and the events of the protocol.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
-use rdma_mem::Context;
+use rdma_mem::{Context, Gid};
 use rdma_proto::Time;
 use rdma_proto::cm::wire::{MAD_LEN, Mad, Message, Offer, Reason, Rejection};
 use rdma_proto::cm::{
@@ -15,8 +13,10 @@ use rdma_proto::cm::{
 use rdma_qp::QueuePairEndpoint;
 use rustix::io::Errno;
 
-use super::path::{Request, answer, claimed, requester};
-use super::socket::{receive_mad, send_mad, service};
+use super::gateway::Gateway;
+use super::line::Line;
+use super::path::{Request, answer, claimed, ip_of, requester};
+use super::socket::{receive_mad, service};
 use crate::error::End;
 use crate::event::{Happening, IdToken, Replying, Requested};
 
@@ -79,11 +79,9 @@ pub(super) enum Role {
 
 pub(crate) struct Peer {
     token: u64,
-    /// The socket, until the peer closes it.
-    pub(super) socket: Option<OwnedFd>,
+    pub(super) line: Line,
     pub(super) stage: Stage,
     pub(super) role: Role,
-    manager: Manager,
     id: CommId,
     from: Option<Address>,
 }
@@ -97,13 +95,35 @@ impl Peer {
         socket: OwnedFd,
         request: Request,
     ) -> Result<Self, Refusal> {
-        let mut manager = port.manager();
-        let from = request.address();
-        let (id, req) = manager.connect(now, from, &request.offer())?;
-        let (stage, role) = (Stage::Connecting, Role::Active(request));
-        let peer = Self { token, socket: Some(socket), stage, role, manager, id, from: Some(from) };
-        peer.send(&req);
-        Ok(peer)
+        let mut manager = Box::new(port.manager());
+        let connected = manager.connect(now, request.remote(), &request.offer())?;
+        let line = Line::Socket { socket: Some(socket), manager };
+        Ok(Self::connecting(token, line, request, &connected))
+    }
+
+    /// Sends a REQ to another host. Also returns its communication ID.
+    pub(super) fn connect_outside(
+        token: u64,
+        now: Time,
+        gateway: &Arc<Gateway>,
+        request: Request,
+    ) -> Result<(CommId, Self), Refusal> {
+        let connect =
+            |manager: &mut Manager| manager.connect(now, request.remote(), &request.offer());
+        let connected = gateway.manage(connect)?;
+        let line = Line::Gateway(Arc::clone(gateway));
+        Ok((connected.0, Self::connecting(token, line, request, &connected)))
+    }
+
+    fn connecting(
+        token: u64,
+        line: Line,
+        request: Request,
+        (id, req): &(CommId, Transmit),
+    ) -> Self {
+        line.send(req);
+        let (stage, from) = (Stage::Connecting, Some(request.remote()));
+        Self { token, line, stage, role: Role::Active(request), id: *id, from }
     }
 
     /// Prepares for the REQ of an active end that has connected its socket to a listener.
@@ -114,11 +134,30 @@ impl Peer {
         (listener, number): (u64, u16),
         bound: Option<IpAddr>,
     ) -> Result<Self, Refusal> {
-        let mut manager = port.manager();
+        let mut manager = Box::new(port.manager());
         manager.listen(service(number))?;
+        let line = Line::Socket { socket: Some(socket), manager };
+        Ok(Self::passive(token, line, listener, bound))
+    }
+
+    /// Prepares for a REQ of another host, which has arrived.
+    pub(super) fn requested_outside(
+        token: u64,
+        gateway: &Arc<Gateway>,
+        listener: u64,
+        bound: Option<IpAddr>,
+    ) -> Self {
+        Self::passive(token, Line::Gateway(Arc::clone(gateway)), listener, bound)
+    }
+
+    const fn passive(token: u64, line: Line, listener: u64, bound: Option<IpAddr>) -> Self {
         let role = Role::Passive { listener, bound, requester: None };
-        let (socket, stage, id) = (Some(socket), Stage::Silent, CommId::NONE);
-        Ok(Self { token, socket, stage, role, manager, id, from: None })
+        Self { token, line, stage: Stage::Silent, role, id: CommId::NONE, from: None }
+    }
+
+    /// Returns the local address and the ID of a connection to another host.
+    pub(super) fn place(&self) -> Option<(Gid, CommId)> {
+        self.line.local().map(|local| (local, self.id))
     }
 
     /// Returns the listener that received the connection.
@@ -134,20 +173,18 @@ impl Peer {
         matches!(self.role, Role::Active(_) | Role::Passive { requester: Some(_), .. })
     }
 
+    /// Returns the deadline of a connection of this host.
     pub(super) fn deadline(&self) -> Option<Time> {
-        self.manager.deadline().filter(|_| self.stage != Stage::Over)
-    }
-
-    fn send(&self, transmit: &Transmit) {
-        if let Some(socket) = &self.socket {
-            send_mad(socket, &transmit.mad);
+        match &self.line {
+            Line::Socket { manager, .. } if self.stage != Stage::Over => manager.deadline(),
+            _ => None,
         }
     }
 
     /// Processes messages that have arrived. Returns false if the peer has closed the socket.
     pub(super) fn receive(&mut self, now: Time, port: &Port, events: &mut Vec<Happening>) -> bool {
         for _ in 0..MESSAGES {
-            let Some(socket) = &self.socket else { return false };
+            let Some(socket) = self.line.socket() else { return false };
             // One byte more, so that no longer message is mistaken for a MAD.
             let mut bytes = [0; MAD_LEN + 1];
             match receive_mad(socket, &mut bytes) {
@@ -170,7 +207,8 @@ impl Peer {
         if self.from.is_none() && !port.addresses.contains(&from) {
             return;
         }
-        let output = self.manager.receive(now, from, mad);
+        let Some(manager) = self.line.own() else { return };
+        let output = manager.receive(now, from, mad);
         let event = self.apply(&output, port);
         // A REQ that is not for this listener is rejected after the manager has processed it.
         match event {
@@ -185,7 +223,8 @@ impl Peer {
 
     /// Handles one expired timer. Returns true if there may be another one.
     pub(super) fn expire(&mut self, now: Time, port: &Port, events: &mut Vec<Happening>) -> bool {
-        let Some(output) = self.manager.expire(now) else { return false };
+        let expired = self.line.own().and_then(|manager| manager.expire(now));
+        let Some(output) = expired else { return false };
         if let Some(Ok(happening)) = self.apply(&output, port) {
             events.push(happening);
         }
@@ -196,9 +235,18 @@ impl Peer {
     /// a REQ.
     fn apply(&mut self, output: &Output<'_>, port: &Port) -> Option<Result<Happening, Reason>> {
         if let Some(transmit) = &output.transmit {
-            self.send(transmit);
+            self.line.send(transmit);
         }
-        match output.event? {
+        self.handle(port, output.event.as_ref()?)
+    }
+
+    /// Processes an event of the protocol. Returns the event for the program, or the reason to reject a REQ.
+    pub(super) fn handle(
+        &mut self,
+        port: &Port,
+        event: &Event<'_>,
+    ) -> Option<Result<Happening, Reason>> {
+        match *event {
             Event::Requested { id, from, offer, .. } => {
                 Some(self.requested(port, id, from, &offer))
             }
@@ -230,10 +278,13 @@ impl Peer {
         offer: &Offer<'_>,
     ) -> Result<Happening, Reason> {
         // A socket carries one connection.
-        self.manager.stop_listening(offer.service_id);
+        if let Some(manager) = self.line.own() {
+            manager.stop_listening(offer.service_id);
+        }
         (self.id, self.from, self.stage) = (id, Some(from), Stage::Requested);
+        let local = self.line.local();
         let (endpoint, ip, data) =
-            requester(&port.context, from, offer).ok_or(Reason::UNSUPPORTED)?;
+            requester(&port.context, (from, local), offer).ok_or(Reason::UNSUPPORTED)?;
         let Role::Passive { bound, requester, .. } = &mut self.role else {
             return Err(Reason::UNSUPPORTED);
         };
@@ -243,7 +294,11 @@ impl Peer {
         *requester = Some(endpoint);
         let (peer, private_data) = (IdToken::new(self.token), data.to_vec());
         let endpoint = Box::new(endpoint);
-        Ok(Happening::Requested(Requested { peer, endpoint, private_data }))
+        let ends = match (local, from) {
+            (Some(local), Address::Gid(from)) => Some((ip_of(local), ip_of(from))),
+            _ => None,
+        };
+        Ok(Happening::Requested(Requested { peer, endpoint, ends, private_data }))
     }
 
     fn end(&self, cause: Cause<'_>) -> End {
@@ -268,7 +323,7 @@ impl Peer {
 
     /// Processes the end of the socket. Returns the event for the program, if it expects one.
     pub(super) fn hang_up(&mut self) -> Option<Happening> {
-        self.socket = None;
+        self.line.close();
         let end = match self.stage {
             Stage::Silent | Stage::Over => None,
             Stage::Connecting | Stage::Requested | Stage::Replied | Stage::Accepted => {
@@ -291,30 +346,30 @@ impl Peer {
         let Role::Passive { requester: Some(requester), .. } = &self.role else {
             return Err(Refusal::State(self.id));
         };
-        let rep = self.manager.accept(now, self.id, &answer(own, requester, private_data))?;
+        let (id, answer) = (self.id, answer(own, requester, private_data));
+        self.line.call(|manager| manager.accept(now, id, &answer))?;
         self.stage = Stage::Accepted;
-        self.send(&rep);
         Ok(())
     }
 
     pub(crate) fn ready(&mut self) -> Result<(), Refusal> {
-        let rtu = self.manager.ready(self.id, &[])?;
+        let id = self.id;
+        self.line.call(|manager| manager.ready(id, &[]))?;
         self.stage = Stage::Established;
-        self.send(&rtu);
         Ok(())
     }
 
     pub(crate) fn reject(&mut self, now: Time, rejection: &Rejection<'_>) -> Result<(), Refusal> {
-        let rej = self.manager.reject(now, self.id, rejection)?;
+        let id = self.id;
+        self.line.call(|manager| manager.reject(now, id, rejection))?;
         self.stage = Stage::Over;
-        self.send(&rej);
         Ok(())
     }
 
     pub(crate) fn disconnect(&mut self, now: Time, private_data: &[u8]) -> Result<(), Refusal> {
-        let dreq = self.manager.disconnect(now, self.id, private_data)?;
+        let id = self.id;
+        self.line.call(|manager| manager.disconnect(now, id, private_data))?;
         self.stage = Stage::Disconnecting;
-        self.send(&dreq);
         Ok(())
     }
 

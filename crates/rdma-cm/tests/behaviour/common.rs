@@ -1,10 +1,13 @@
 //! The parts that the tests share: a device, its queue pairs, and two connected ends.
 #![allow(unsafe_code)] // posting is unsafe
 
-use rdma_cm::{Connection, EventChannel, Listener, PreparedQueuePair, QueuePair};
+use rdma_cm::{Connection, End, EventChannel, Listener, PreparedQueuePair, QueuePair};
 use rdma_mem::{AccessFlags, Context, OwnedRegion, ProtectionDomain};
+use rdma_proto::cm::wire::{MAD_LEN, Mad, Message, Offer, Path, Req};
+use rdma_proto::cm::{CommId, IpCmHeader, PortSpace};
 use rdma_qp::prelude::*;
 use rdma_qp::{CompletionQueue, PollSlot, ReceiveWorkRequest, SendWorkRequest, WorkError};
+use rdma_types::{Gid, Guid, Lid, Mtu, Qpn};
 use test_support::rig::pause;
 
 pub(crate) use test_support::rig::PATIENCE as LIMIT;
@@ -87,4 +90,66 @@ pub(crate) fn connect(
     let accepted = accepting.accept(b"welcome").unwrap();
     let active = connecting.wait(LIMIT).unwrap().establish().unwrap();
     (active, accepted.wait(LIMIT).unwrap())
+}
+
+/// Returns a REQ from one GID to another that is correct, except that nothing has its queue pair.
+pub(crate) fn req(
+    id: u32,
+    [local_gid, remote_gid]: [Gid; 2],
+    port: u16,
+    change: impl FnOnce(&mut Offer<'_>),
+) -> [u8; MAD_LEN] {
+    let mut private_data = [0; IpCmHeader::LEN];
+    let ip = [127, 0, 0, 1].into();
+    IpCmHeader::new(ip, ip, 0).unwrap().emit(&mut private_data);
+    let [local_lid, remote_lid] = [Lid::new(0xffff); 2];
+    let mut offer = Offer {
+        service_id: PortSpace::Tcp.service_id(port),
+        qpn: Qpn::masked(0x77),
+        mtu_code: Mtu::MTU1024.code(),
+        primary: Path { local_lid, remote_lid, local_gid, remote_gid, ..Path::default() },
+        private_data: &private_data,
+        ..Offer::default()
+    };
+    change(&mut offer);
+    let req = Req { local_id: CommId::new(id), ca_guid: Guid::from_u64(1), offer };
+    Mad { tid: 1, message: Message::Req(req) }.emit().unwrap()
+}
+
+/// Connects two ends, exchanges messages, and disconnects.
+pub(crate) fn messages_pass(mut client: Node, mut server: Node, listener: &Listener) {
+    let resolved = client.channel.resolve(listener.local_address()).unwrap();
+    let connecting = resolved.connect(client.queue_pair(), b"hello").unwrap();
+
+    let request = listener.incoming(LIMIT).unwrap();
+    assert_eq!((request.private_data().len(), &request.private_data()[..6]), (56, &b"hello\0"[..]));
+    let accepting = request.prepare(server.queue_pair()).unwrap();
+    server.post_receive(accepting.queue_pair());
+    let accepted = accepting.accept(b"welcome").unwrap();
+
+    let replied = connecting.wait(LIMIT).unwrap();
+    assert_eq!(
+        (replied.private_data().len(), &replied.private_data()[..8]),
+        (196, &b"welcome\0"[..])
+    );
+    client.post_receive(replied.queue_pair());
+    let active = replied.establish().unwrap();
+    let passive = accepted.wait(LIMIT).unwrap();
+
+    client.send(active.queue_pair(), b"ping");
+    assert_eq!(server.received(4), b"ping");
+    server.send(passive.queue_pair(), b"pong");
+    assert_eq!(client.received(4), b"pong");
+
+    let disconnecting = passive.disconnect(b"bye").unwrap();
+    assert_eq!(active.wait(LIMIT).unwrap(), disconnected(b"bye", 220));
+    let ended = disconnecting.wait(LIMIT).unwrap();
+    assert_eq!(*ended.end(), disconnected(b"", 224));
+}
+
+/// Returns the end of a connection by a message with private data of this length.
+pub(crate) fn disconnected(data: &[u8], length: usize) -> End {
+    let mut private_data = data.to_vec();
+    private_data.resize(length, 0);
+    End::Disconnected { private_data }
 }

@@ -7,55 +7,23 @@ use std::time::Duration;
 use rdma_cm::{End, Error, EventKind, Step};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::common::{LIMIT, Node, connect, open};
+use crate::common::{LIMIT, Node, connect, disconnected, messages_pass, open};
 
-fn disconnected(data: &[u8], length: usize) -> End {
-    let mut private_data = data.to_vec();
-    private_data.resize(length, 0);
-    End::Disconnected { private_data }
-}
-
-fn messages_pass_and_the_connection_ends(device: &str) {
+fn messages_pass_on(device: &str) {
     let context = open(device);
-    let (mut client, mut server) = (Node::new(&context), Node::new(&context));
+    let server = Node::new(&context);
     let listener = server.listen();
-    let resolved = client.channel.resolve(listener.local_address()).unwrap();
-    let connecting = resolved.connect(client.queue_pair(), b"hello").unwrap();
-
-    let request = listener.incoming(LIMIT).unwrap();
-    assert_eq!((request.private_data().len(), &request.private_data()[..6]), (56, &b"hello\0"[..]));
-    let accepting = request.prepare(server.queue_pair()).unwrap();
-    server.post_receive(accepting.queue_pair());
-    let accepted = accepting.accept(b"welcome").unwrap();
-
-    let replied = connecting.wait(LIMIT).unwrap();
-    assert_eq!(
-        (replied.private_data().len(), &replied.private_data()[..8]),
-        (196, &b"welcome\0"[..])
-    );
-    client.post_receive(replied.queue_pair());
-    let active = replied.establish().unwrap();
-    let passive = accepted.wait(LIMIT).unwrap();
-
-    client.send(active.queue_pair(), b"ping");
-    assert_eq!(server.received(4), b"ping");
-    server.send(passive.queue_pair(), b"pong");
-    assert_eq!(client.received(4), b"pong");
-
-    let disconnecting = passive.disconnect(b"bye").unwrap();
-    assert_eq!(active.wait(LIMIT).unwrap(), disconnected(b"bye", 220));
-    let ended = disconnecting.wait(LIMIT).unwrap();
-    assert_eq!(*ended.end(), disconnected(b"", 224));
+    messages_pass(Node::new(&context), server, &listener);
 }
 
 #[test]
 fn messages_pass_on_ethernet() {
-    messages_pass_and_the_connection_ends("soft0");
+    messages_pass_on("soft0");
 }
 
 #[test]
 fn messages_pass_on_infiniband() {
-    messages_pass_and_the_connection_ends("softib0");
+    messages_pass_on("softib0");
 }
 
 #[test]

@@ -8,11 +8,9 @@ use std::time::Duration;
 
 use rdma_cm::{Connecting, End, Error, Listener};
 use rdma_mem::Context;
-use rdma_proto::cm::wire::{
-    MAD_LEN, Mad, Message, Offer, Path, Reason, Rej, Rejection, Req, Subject,
-};
-use rdma_proto::cm::{CommId, IpCmHeader, PortSpace};
-use rdma_types::{Gid, Guid, Lid, Mtu, Qpn};
+use rdma_proto::cm::wire::{MAD_LEN, Mad, Message, Offer, Reason, Rej, Rejection, Subject};
+use rdma_proto::cm::{CommId, PortSpace};
+use rdma_types::{Gid, Guid, Lid, Qpn};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
@@ -21,7 +19,7 @@ use rustix::net::{
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
 
-use crate::common::{LIMIT, Node, open};
+use crate::common::{LIMIT, Node, open, req};
 
 /// The greatest number of half-open connections of a listener.
 const HALF_OPEN: usize = 128;
@@ -83,24 +81,8 @@ impl Target {
         drop(accepted.wait(LIMIT).unwrap());
     }
 
-    /// Returns a REQ that is correct, except that nothing has its queue pair.
     fn req(&self, change: impl FnOnce(&mut Offer<'_>)) -> [u8; MAD_LEN] {
-        let mut private_data = [0; IpCmHeader::LEN];
-        let ip = [127, 0, 0, 1].into();
-        IpCmHeader::new(ip, ip, 0).unwrap().emit(&mut private_data);
-        let [local_lid, remote_lid] = [Lid::new(0xffff); 2];
-        let [local_gid, remote_gid] = [self.gid(); 2];
-        let mut offer = Offer {
-            service_id: PortSpace::Tcp.service_id(self.port()),
-            qpn: Qpn::masked(0x77),
-            mtu_code: Mtu::MTU1024.code(),
-            primary: Path { local_lid, remote_lid, local_gid, remote_gid, ..Path::default() },
-            private_data: &private_data,
-            ..Offer::default()
-        };
-        change(&mut offer);
-        let req = Req { local_id: CommId::new(1), ca_guid: Guid::from_u64(1), offer };
-        Mad { tid: 1, message: Message::Req(req) }.emit().unwrap()
+        req(1, [self.gid(); 2], self.port(), change)
     }
 }
 

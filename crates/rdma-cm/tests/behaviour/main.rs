@@ -4,5 +4,6 @@
 mod common;
 mod connecting;
 mod hostile;
+mod other_hosts;
 mod processes;
 mod refusals;

@@ -101,11 +101,11 @@ fn addresses_of_other_hosts_and_unknown_names_are_errors() {
     assert!(
         matches!(&error, Error::NotThisHost { address, .. } if address.to_string() == "192.0.2.1")
     );
-    assert!(error.to_string().contains("`soft0` connects processes of one host"), "{error}");
+    assert!(error.to_string().contains("`soft0` reaches no other"), "{error}");
     assert!(matches!(node.channel.resolve("no port"), Err(Error::Resolve(_))));
     assert!(matches!(node.channel.resolve(&[][..]), Err(Error::Resolve(_))));
     let error = Listener::bind(&node.channel, "192.0.2.1:0").unwrap_err();
-    assert!(matches!(error, Error::NotThisHost { .. }));
+    assert!(matches!(error, Error::NotOwn { .. }));
 }
 
 #[test]

@@ -1,0 +1,200 @@
+//! The channels of a process that share the queue pair 1 of a device.
+//!
+//! A MAD that arrives can be for any of these channels. The thread that reads it passes it on. A REQ goes to the channel
+//! that listens to the service. Any other message goes to the channel whose slot is in the receiver's communication ID.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use rdma_mem::{Context, Gid};
+use rdma_proto::cm::wire::{Mad, Message};
+use rdma_proto::cm::{Address, CommId, ServiceId, Transmit};
+use rdma_sys::{AddressedMad, Process};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, read, write};
+
+use super::mads::Mads;
+use crate::error::Error;
+
+/// The MADs that a thread reads before it handles those of its own channel.
+const READS: u32 = 64;
+/// The number of MADs that wait for a channel. Further ones are dropped, and their senders repeat them.
+const WAITING: usize = 256;
+/// The number of slots: the upper 12 bits of a communication ID.
+const SLOTS: u16 = 1 << 12;
+
+/// The hubs of the process, each with its device's address.
+static HUBS: Mutex<Vec<(usize, Weak<Hub>)>> = Mutex::new(Vec::new());
+
+struct Hub {
+    mads: Mads,
+    /// The process that opened queue pair 1. A child that it forks has its own hub.
+    process: Process,
+    routes: Mutex<Routes>,
+}
+
+#[derive(Default)]
+struct Routes {
+    inboxes: BTreeMap<u16, Arc<Inbox>>,
+    /// The channel that listens to each service, or that was the last one to do so.
+    services: BTreeMap<ServiceId, u16>,
+    next: u16,
+}
+
+/// The MADs for one channel.
+struct Inbox {
+    mads: Mutex<VecDeque<AddressedMad>>,
+    /// Readable while there are MADs.
+    signal: OwnedFd,
+}
+
+/// A channel's part of a hub.
+pub(super) struct Member {
+    hub: Arc<Hub>,
+    slot: u16,
+    inbox: Arc<Inbox>,
+}
+
+/// The channel that a MAD is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Receiver {
+    Listener(ServiceId),
+    Slot(u16),
+    All,
+    /// The MAD belongs to no connection. Any channel answers it.
+    Any,
+}
+
+impl Receiver {
+    fn of(mad: &[u8]) -> Self {
+        let slot = |id: CommId| Self::Slot(id.slot());
+        match Mad::parse(mad).map(|mad| mad.message) {
+            Ok(Message::Req(req)) => Self::Listener(req.offer.service_id),
+            Ok(Message::SidrReq(request)) => Self::Listener(request.query.service_id),
+            // A REJ that withdraws a REQ does not contain the receiver's ID.
+            Ok(Message::Rej(rej)) if rej.remote_id == CommId::NONE => Self::All,
+            Ok(Message::Rej(rej)) => slot(rej.remote_id),
+            Ok(Message::Mra(mra)) => slot(mra.remote_id),
+            Ok(Message::Rep(rep)) => slot(rep.remote_id),
+            Ok(Message::Rtu(rtu)) => slot(rtu.remote_id),
+            Ok(Message::Dreq(dreq)) => slot(dreq.remote_id),
+            Ok(Message::Drep(drep)) => slot(drep.remote_id),
+            Ok(Message::SidrRep(reply)) => slot(reply.request_id),
+            _ => Self::Any,
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Hub {
+    /// Returns the hub of a device, or `None` if the device reaches no other host.
+    fn of(context: &Context) -> Result<Option<Arc<Self>>, Error> {
+        let device = context.device().as_raw().addr();
+        let mut hubs = locked(&HUBS);
+        hubs.retain(|(_, hub)| hub.strong_count() > 0);
+        let found = hubs.iter().filter(|(other, _)| *other == device);
+        let mut found = found.filter_map(|(_, hub)| hub.upgrade());
+        if let Some(hub) = found.find(|hub| hub.process.is_current()) {
+            return Ok(Some(hub));
+        }
+        let Some(mads) = Mads::open(context)? else { return Ok(None) };
+        let hub = Arc::new(Self { mads, process: Process::current(), routes: Mutex::default() });
+        hubs.push((device, Arc::downgrade(&hub)));
+        Ok(Some(hub))
+    }
+
+    fn pass_on(&self, mad: &AddressedMad) {
+        let routes = locked(&self.routes);
+        let slot = match Receiver::of(&mad.mad) {
+            Receiver::All => return routes.inboxes.values().for_each(|inbox| inbox.put(mad)),
+            Receiver::Listener(service) => routes.services.get(&service).copied(),
+            Receiver::Slot(slot) => Some(slot),
+            Receiver::Any => None,
+        };
+        let inbox = slot.and_then(|slot| routes.inboxes.get(&slot));
+        if let Some(inbox) = inbox.or_else(|| routes.inboxes.values().next()) {
+            inbox.put(mad);
+        }
+    }
+}
+
+impl Inbox {
+    fn put(&self, mad: &AddressedMad) {
+        let mut mads = locked(&self.mads);
+        if mads.len() < WAITING {
+            mads.push_back(*mad);
+            let _ = write(&self.signal, &1_u64.to_ne_bytes());
+        }
+    }
+
+    fn take_all(&self) -> VecDeque<AddressedMad> {
+        let mut mads = locked(&self.mads);
+        let _ = read(&self.signal, &mut [0_u8; 8]);
+        std::mem::take(&mut *mads)
+    }
+}
+
+impl Member {
+    /// Joins the hub of a device. Returns `None` if the device reaches no other host.
+    pub(super) fn join(context: &Context) -> Result<Option<Self>, Error> {
+        let Some(hub) = Hub::of(context)? else { return Ok(None) };
+        let failed = Error::system("open an event channel");
+        let signal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(&failed)?;
+        let inbox = Arc::new(Inbox { mads: Mutex::default(), signal });
+        let mut routes = locked(&hub.routes);
+        let Routes { inboxes, next, .. } = &mut *routes;
+        // A slot is not used again soon, so late messages find no other channel.
+        let mut slots = (0..SLOTS).map(|n| next.wrapping_add(n) % SLOTS);
+        let slot = slots.find(|slot| !inboxes.contains_key(slot));
+        let slot = slot.ok_or(Errno::MFILE).map_err(&failed)?;
+        *next = slot.wrapping_add(1);
+        inboxes.insert(slot, Arc::clone(&inbox));
+        drop(routes);
+        Ok(Some(Self { hub, slot, inbox }))
+    }
+
+    /// Returns the upper 12 bits of the channel's communication IDs.
+    pub(super) const fn slot(&self) -> u16 {
+        self.slot
+    }
+
+    /// Returns the files that are readable when MADs have arrived: for any channel, and for this one.
+    pub(super) fn files(&self) -> [&OwnedFd; 2] {
+        [self.hub.mads.file(), &self.inbox.signal]
+    }
+
+    /// Passes on MADs that have arrived, and returns those for this channel.
+    pub(super) fn receive(&self) -> VecDeque<AddressedMad> {
+        let mads = (0..READS).map_while(|_| self.hub.mads.receive());
+        mads.for_each(|mad| self.hub.pass_on(&mad));
+        self.inbox.take_all()
+    }
+
+    pub(super) fn listen(&self, service: ServiceId) {
+        locked(&self.hub.routes).services.insert(service, self.slot);
+    }
+
+    /// Returns the local address from which MADs to an address are sent. Returns `None` if the device does not reach the
+    /// address.
+    pub(super) fn source_to(&self, remote: Gid) -> Option<Gid> {
+        self.hub.mads.source_to(remote)
+    }
+
+    pub(super) fn send(&self, local: Gid, transmit: &Transmit) {
+        let Address::Gid(remote) = transmit.to else { return };
+        let (source, destination) = (local.to_bytes(), remote.to_bytes());
+        self.hub.mads.send(&AddressedMad { source, destination, mad: transmit.mad });
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let routes = &mut *locked(&self.hub.routes);
+        routes.inboxes.remove(&self.slot);
+        routes.services.retain(|_, slot| *slot != self.slot);
+    }
+}

@@ -1,0 +1,166 @@
+//! Connections to other hosts, whose messages are MADs.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rdma_mem::Gid;
+use rdma_proto::Time;
+use rdma_proto::cm::wire::{Reason, Rejection};
+use rdma_proto::cm::{Address, CommId, Counters, Error as Refusal, Event, Manager, Settings};
+
+use super::gateway::Gateway;
+use super::path::{Request, gid_of};
+use super::peer::Peer;
+use super::socket::service;
+use super::{Engine, NEXT, State};
+
+impl Engine {
+    /// Returns true if the device reaches other hosts.
+    pub(crate) const fn reaches_others(&self) -> bool {
+        self.member.is_some()
+    }
+
+    /// Returns the local address from which MADs to an address are sent, if the device reaches it.
+    pub(crate) fn source_to(&self, ip: IpAddr) -> Option<Gid> {
+        self.member.as_ref()?.source_to(gid_of(ip))
+    }
+
+    /// Returns the counters of the messages from and to other hosts.
+    pub(crate) fn counters(&self) -> Counters {
+        let mut sum = Counters::default();
+        for gateway in self.locked().gateways.values() {
+            sum += gateway.manage(|manager| *manager.counters());
+        }
+        sum
+    }
+
+    /// Returns the gateway at a local address.
+    fn gateway(&self, state: &mut State, local: Gid) -> Option<Arc<Gateway>> {
+        let member = self.member.as_ref()?;
+        let State { gateways, listeners, .. } = state;
+        let gateway = gateways.entry(local).or_insert_with(|| {
+            let guid = self.context().device().guid();
+            let mut manager = Manager::new(&Settings::new(guid, member.slot(), secret()));
+            for listening in listeners.values() {
+                let _ = manager.listen(service(listening.port()));
+            }
+            Gateway::new(local, member, manager)
+        });
+        Some(Arc::clone(gateway))
+    }
+
+    /// Accepts requests of other hosts at a port.
+    pub(super) fn listen_outside(&self, state: &State, port: u16) {
+        if let Some(member) = &self.member {
+            member.listen(service(port));
+            for gateway in state.gateways.values() {
+                let _ = gateway.manage(|manager| manager.listen(service(port)));
+            }
+        }
+    }
+
+    pub(super) fn stop_listening_outside(state: &State, port: u16) {
+        for gateway in state.gateways.values() {
+            gateway.manage(|manager| manager.stop_listening(service(port)));
+        }
+    }
+
+    /// Sends a REQ to another host.
+    pub(super) fn connect_outside(
+        &self,
+        state: &mut State,
+        (token, local): (u64, Gid),
+        request: Request,
+    ) -> Result<(), Refusal> {
+        let Some(gateway) = self.gateway(state, local) else {
+            return Err(Refusal::Unknown(CommId::NONE));
+        };
+        let (id, peer) = Peer::connect_outside(token, self.now(), &gateway, request)?;
+        state.tokens.insert((local, id), token);
+        state.peers.insert(token, peer);
+        Ok(())
+    }
+
+    /// Processes the MADs that have arrived for this channel.
+    pub(super) fn receive_mads(&self, state: &mut State, now: Time) {
+        let Some(member) = &self.member else { return };
+        for mad in member.receive() {
+            let [from, local] = [mad.source, mad.destination].map(Gid::from_bytes);
+            let Some(gateway) = self.gateway(state, local) else { return };
+            let output =
+                gateway.manage(|manager| manager.receive(now, Address::Gid(from), &mad.mad));
+            if let Some(transmit) = &output.transmit {
+                gateway.send(transmit);
+            }
+            if let Some(event) = &output.event {
+                self.handle_event(state, &gateway, event);
+            }
+        }
+    }
+
+    /// Handles the expired timers of connections to other hosts.
+    pub(super) fn expire_outside(&self, state: &mut State, now: Time) {
+        let gateways: Vec<_> = state.gateways.values().map(Arc::clone).collect();
+        for gateway in gateways {
+            while let Some(output) = gateway.expire(now) {
+                if let Some(event) = &output.event {
+                    self.handle_event(state, &gateway, event);
+                }
+            }
+        }
+    }
+
+    fn handle_event(&self, state: &mut State, gateway: &Arc<Gateway>, event: &Event<'_>) {
+        let id = match event {
+            Event::Requested { id, .. } => return self.request(state, gateway, *id, event),
+            Event::Replied { id, .. }
+            | Event::Established { id, .. }
+            | Event::Ended { id, .. }
+            | Event::Released { id, .. } => *id,
+            _ => return,
+        };
+        // The program may have dropped the connection, which the manager still ends.
+        let Some(&token) = state.tokens.get(&(gateway.local(), id)) else { return };
+        let happening = state.peers.get_mut(&token).and_then(|peer| peer.handle(&self.port, event));
+        self.add_events(state, token, happening.and_then(Result::ok).into_iter().collect());
+    }
+
+    /// Adds the connection of a REQ.
+    fn request(&self, state: &mut State, gateway: &Arc<Gateway>, id: CommId, event: &Event<'_>) {
+        let Event::Requested { offer, .. } = event else { return };
+        let is_for = |port| service(port) == offer.service_id;
+        let listeners = &mut state.listeners;
+        let found = listeners.iter_mut().find(|(_, listening)| is_for(listening.port()));
+        let refused = match found {
+            None => Reason::INVALID_SERVICE_ID,
+            Some((&listener, listening)) => {
+                let token = NEXT.fetch_add(1, Ordering::Relaxed);
+                let bound = listening.bound();
+                let mut peer = Peer::requested_outside(token, gateway, listener, bound);
+                match peer.handle(&self.port, event) {
+                    Some(Ok(happening)) => {
+                        listening.add_requested(token);
+                        state.tokens.insert((gateway.local(), id), token);
+                        state.peers.insert(token, peer);
+                        return self.add_events(state, token, vec![happening]);
+                    }
+                    Some(Err(reason)) => reason,
+                    None => Reason::UNSUPPORTED,
+                }
+            }
+        };
+        let now = self.now();
+        let rejection = Rejection::new(refused);
+        if let Ok(rej) = gateway.manage(|manager| manager.reject(now, id, &rejection)) {
+            gateway.send(&rej);
+        }
+    }
+}
+
+/// Returns a random number.
+fn secret() -> u32 {
+    let [a, b, c, d, ..] = RandomState::new().hash_one(()).to_ne_bytes();
+    u32::from_ne_bytes([a, b, c, d])
+}
