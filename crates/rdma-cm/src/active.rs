@@ -9,7 +9,7 @@ use rdma_qp::{PreparedQueuePair, QueuePair};
 
 use crate::channel::end_of;
 use crate::connection::Connection;
-use crate::engine::path::{Request, ip_of};
+use crate::engine::path::{Request, connect, ip_of};
 use crate::engine::{Engine, Handle};
 use crate::error::{End, Error, check_private_data};
 use crate::event::{Event, Happening, IdToken, Replying};
@@ -117,7 +117,7 @@ impl Connecting {
 
     fn replied(self, replying: Replying) -> Result<Replied, Error> {
         let Replying { endpoint, private_data } = replying;
-        let queue_pair = self.queue_pair.handshake(*endpoint)?;
+        let queue_pair = connect(self.queue_pair, &endpoint)?;
         Ok(Replied { queue_pair, handle: self.handle, private_data })
     }
 }

@@ -9,6 +9,7 @@ use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairEndpoint};
 use crate::channel::{EventChannel, end_of};
 use crate::connection::Connection;
 use crate::engine::Handle;
+use crate::engine::path::connect;
 use crate::error::{End, Error, check_private_data};
 use crate::event::{Event, Happening, IdToken, Requested};
 use crate::step::Step;
@@ -125,7 +126,7 @@ impl ConnectionRequest {
             self.handle.change(|peer, now| peer.reject(now, &rejection))?;
             return Err(Error::Mtu { own: own.mtu(), peer: peer.mtu() });
         }
-        Ok(Accepting { queue_pair: queue_pair.handshake(peer)?, handle: self.handle, own })
+        Ok(Accepting { queue_pair: connect(queue_pair, &peer)?, handle: self.handle, own })
     }
 
     /// Rejects the request, with at most 148 bytes of private data.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use rdma_mem::{Context, Gid, GidType, LinkLayer};
 use rdma_proto::cm::wire::{Answer, Offer, Path, Timeout, Transport};
 use rdma_proto::cm::{Address, IpCmHeader};
-use rdma_qp::{QueuePairEndpoint, QueuePairType};
+use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairEndpoint, QueuePairType};
 use rdma_types::{Lid, Pkey};
 
 use super::socket::service;
@@ -222,6 +222,20 @@ pub(super) fn requester<'a>(
     };
     let ip = local.map_or(header.destination(), ip_of);
     Some((at(peer, from, gid_type, local), ip, private_data))
+}
+
+/// Connects a queue pair to the peer's, through the states `INIT`, `RTR` and `RTS`.
+///
+/// The PSN in a REQ or REP is that of the first packet that its receiver sends, and in an endpoint that of its owner. So
+/// each end sends with the PSN in the peer's message, and expects the one in its own.
+pub(crate) fn connect(
+    queue_pair: PreparedQueuePair,
+    peer: &QueuePairEndpoint,
+) -> Result<QueuePair, rdma_qp::Error> {
+    let mut attributes = queue_pair.connect_attributes(peer)?;
+    attributes.send_psn = peer.psn();
+    attributes.recv_psn = queue_pair.endpoint().psn();
+    queue_pair.connect(attributes)
 }
 
 /// Returns the reply of a passive end with this queue pair, which serves at most what its peer may request.

@@ -28,7 +28,7 @@ pub struct Rep<'a> {
 pub struct Answer<'a> {
     /// The passive end's queue pair.
     pub qpn: Qpn,
-    /// The PSN of the first packet that the passive end sends.
+    /// The PSN of the first packet that the active end sends (IBTA section 12.7.31).
     pub psn: Psn,
     /// The number of READs and atomics that the passive end executes at a time.
     pub responder_resources: u8,

@@ -29,7 +29,7 @@ pub struct Offer<'a> {
     pub service_id: ServiceId,
     /// The active end's queue pair.
     pub qpn: Qpn,
-    /// The PSN of the first packet that the active end sends.
+    /// The PSN of the first packet that the passive end sends (IBTA section 12.7.31).
     pub psn: Psn,
     /// The number of READs and atomics that the active end executes at a time.
     pub responder_resources: u8,
