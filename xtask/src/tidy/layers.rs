@@ -40,6 +40,7 @@ const LAYERS: &[Layer] = &[
         &["rdma-types", "rdma-message", "rdma-mem", "rdma-qp", "rdma-connect"],
         true,
     ),
+    layer("rdma-group", &["rdma-types", "rdma-mem", "rdma-channel"], false),
     layer("rdma-tonic", &["rdma-async"], false),
     layer(
         "rdma",

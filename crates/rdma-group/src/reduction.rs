@@ -1,0 +1,139 @@
+//! Reductions of numbers.
+
+use std::fmt;
+
+use bytemuck::Pod;
+
+use self::sealed::Sealed;
+
+mod sealed {
+    #[allow(unnameable_types)] // this seals the trait
+    pub trait Sealed {
+        /// A number that differs between types, for the check that all ranks reduce the same one.
+        const CODE: u8;
+        fn sum(self, other: Self) -> Self;
+        fn lesser(self, other: Self) -> Self;
+        fn greater(self, other: Self) -> Self;
+    }
+}
+
+/// A number that collectives can reduce: `f32`, `f64`, and the integers from 8 to 64 bits.
+pub trait Number: Pod + Send + Sealed {}
+
+macro_rules! numbers {
+    ($($code:literal $number:ident $sum:expr;)+) => {$(
+        impl Sealed for $number {
+            const CODE: u8 = $code;
+            fn sum(self, other: Self) -> Self {
+                $sum(self, other)
+            }
+            fn lesser(self, other: Self) -> Self {
+                self.min(other)
+            }
+            fn greater(self, other: Self) -> Self {
+                self.max(other)
+            }
+        }
+        impl Number for $number {}
+    )+};
+}
+
+numbers! {
+    1 f32 std::ops::Add::add;
+    2 f64 std::ops::Add::add;
+    3 u8 Self::wrapping_add;
+    4 i8 Self::wrapping_add;
+    5 u16 Self::wrapping_add;
+    6 i16 Self::wrapping_add;
+    7 u32 Self::wrapping_add;
+    8 i32 Self::wrapping_add;
+    9 u64 Self::wrapping_add;
+    10 i64 Self::wrapping_add;
+}
+
+/// The way that a collective combines the elements of two ranks.
+///
+/// The order of the combinations depends only on the number of ranks, the length of the buffer and the reduction. So
+/// repeated runs return the same bits, also for floating-point numbers.
+///
+/// # Examples
+/// ```
+/// use rdma_group::Reduction;
+///
+/// let last = Reduction::Custom(&|_lower: u32, higher| higher); // the element of the highest rank
+/// assert_eq!(format!("{last:?} {:?}", Reduction::<f32>::Sum), "Custom Sum");
+/// ```
+#[derive(Clone, Copy)]
+#[non_exhaustive]
+pub enum Reduction<'f, T> {
+    /// The sum. Integers wrap around.
+    Sum,
+    /// The least element. A floating-point NaN is ignored if the other number is none.
+    Min,
+    /// The greatest element. A floating-point NaN is ignored if the other number is none.
+    Max,
+    /// A function, which must be associative. It need not be commutative: its first argument is from lower ranks than
+    /// its second. All ranks must pass the same function, which is not checked.
+    Custom(&'f dyn Fn(T, T) -> T),
+}
+
+impl<T> Reduction<'_, T> {
+    pub(crate) const fn code(&self) -> u8 {
+        match self {
+            Self::Sum => 1,
+            Self::Min => 2,
+            Self::Max => 3,
+            Self::Custom(_) => 4,
+        }
+    }
+
+    pub(crate) const fn is_commutative(&self) -> bool {
+        !matches!(self, Self::Custom(_))
+    }
+}
+
+/// Formats the name of the reduction.
+impl<T> fmt::Debug for Reduction<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(name_of(self.code()))
+    }
+}
+
+pub(crate) const fn name_of(code: u8) -> &'static str {
+    match code {
+        1 => "Sum",
+        2 => "Min",
+        3 => "Max",
+        4 => "Custom",
+        _ => "unknown",
+    }
+}
+
+/// A function that changes elements of this rank. Its arguments are the elements and the bytes of a peer's elements.
+pub(crate) type Combine<'f, T> = dyn Fn(&mut [T], &[u8], Side) + 'f;
+
+/// Whether the peer's elements are from lower or from higher ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Lower,
+    Higher,
+}
+
+/// Returns the function that applies a reduction to all elements.
+pub(crate) fn combine<'f, T: Number>(reduction: Reduction<'f, T>) -> Box<Combine<'f, T>> {
+    fn each<T: Pod>(own: &mut [T], bytes: &[u8], side: Side, f: impl Fn(T, T) -> T) {
+        let received = bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned);
+        for (own, received) in own.iter_mut().zip(received) {
+            *own = match side {
+                Side::Lower => f(received, *own),
+                Side::Higher => f(*own, received),
+            };
+        }
+    }
+    match reduction {
+        Reduction::Sum => Box::new(|own, bytes, side| each(own, bytes, side, T::sum)),
+        Reduction::Min => Box::new(|own, bytes, side| each(own, bytes, side, T::lesser)),
+        Reduction::Max => Box::new(|own, bytes, side| each(own, bytes, side, T::greater)),
+        Reduction::Custom(f) => Box::new(move |own, bytes, side| each(own, bytes, side, f)),
+    }
+}

@@ -1,0 +1,346 @@
+//! Runs the schedules of all ranks in memory, in random orders, and compares the results with a serial model.
+
+use std::collections::{HashMap, VecDeque};
+use std::iter;
+
+use fastrand::Rng;
+
+use super::*;
+use crate::call::Kind;
+use crate::collective::Collective;
+use crate::reduction::{Number, Reduction, combine};
+use crate::schedule::{BarrierAlgorithm, Blocks, Member};
+
+const NO_CALL: Call = Call {
+    kind: Kind::Barrier as u8,
+    variant: 0,
+    number: 0,
+    element_bytes: 8,
+    root: 0,
+    group: 0,
+    generation: 0,
+    elements: 0,
+    counts: 0,
+};
+
+/// The messages between the ranks. Only one waits at a time in each direction of each pair.
+#[derive(Default)]
+struct Network {
+    messages: HashMap<(usize, usize), Vec<u8>>,
+}
+
+/// The calls of a rank in progress, and the message that it could not send yet.
+struct Rank<'a, T> {
+    runs: VecDeque<Run<'a, T>>,
+    unsent: Option<(usize, Vec<u8>)>,
+}
+
+impl<T: Pod> Rank<'_, T> {
+    /// Takes steps until this rank has to wait. Returns true if it has taken any.
+    fn proceed(&mut self, own: usize, network: &mut Network) -> bool {
+        let mut proceeded = false;
+        loop {
+            if let Some((peer, message)) = self.unsent.take() {
+                if network.messages.contains_key(&(own, peer)) {
+                    self.unsent = Some((peer, message));
+                    return proceeded;
+                }
+                network.messages.insert((own, peer), message);
+                proceeded = true;
+            }
+            let Some(run) = self.runs.front_mut() else { return proceeded };
+            match run.next() {
+                Next::Send(peer, message) => self.unsent = Some((peer, message.to_vec())),
+                Next::Receive(peer) => {
+                    let Some(message) = network.messages.remove(&(peer, own)) else {
+                        return proceeded;
+                    };
+                    run.received(&message).unwrap();
+                }
+                Next::Done => _ = self.runs.pop_front(),
+            }
+            proceeded = true;
+        }
+    }
+}
+
+/// Runs the programs of all ranks. In each pass, the ranks proceed in a new order.
+fn run_all<T: Pod>(programs: Vec<VecDeque<Run<'_, T>>>, rng: &mut Rng) {
+    let mut network = Network::default();
+    let ranks = programs.into_iter().map(|runs| Rank { runs, unsent: None });
+    let mut ranks: Vec<_> = ranks.enumerate().collect();
+    while ranks.iter().any(|(_, rank)| !rank.runs.is_empty()) {
+        rng.shuffle(&mut ranks);
+        let proceeded = ranks
+            .iter_mut()
+            .filter_map(|(own, rank)| rank.proceed(*own, &mut network).then_some(()));
+        assert!(proceeded.count() > 0, "all ranks wait");
+    }
+    assert!(network.messages.is_empty(), "messages that no rank has received");
+}
+
+/// Runs collectives one after the other. `buffers` has a buffer for each rank and each collective.
+fn run_program<T: Number>(
+    collectives: &[Collective],
+    reduction: Reduction<'_, T>,
+    buffers: &mut [Vec<Vec<T>>],
+    rng: &mut Rng,
+) {
+    let (size, combine) = (buffers.len(), combine(reduction));
+    let programs = buffers.iter_mut().enumerate().map(|(rank, buffers)| {
+        let runs = buffers.iter_mut().zip(collectives).zip(0..);
+        runs.map(|((buffer, collective), generation)| {
+            let call = Call { kind: collective.kind() as u8, generation, ..NO_CALL };
+            let member = Member { rank, size };
+            let schedule = collective.schedule(member, buffer.len(), size_of::<T>());
+            Run::new(call, schedule, buffer, Some(&*combine))
+        })
+        .collect()
+    });
+    run_all(programs.collect(), rng);
+}
+
+/// Composes two affine functions: associative, but not commutative. A function `a x + b` is the number `a 2^32 + b`.
+fn compose(first: u64, second: u64) -> u64 {
+    let parts = |f: u64| (u128::from(f >> 32), u128::from(f & 0xffff_ffff));
+    let ((a, b), (c, d)) = (parts(first), parts(second));
+    let low = |n: u128| (n & 0xffff_ffff) as u64;
+    low(a * c) << 32 | low(a * d + b)
+}
+
+/// Fills the blocks of some ranks from the buffers that have them.
+fn expect(collective: &Collective, custom: bool, inputs: &[Vec<u64>]) -> Vec<Vec<Option<u64>>> {
+    let combine = if custom { compose } else { u64::wrapping_add };
+    let reduced = || -> Vec<_> {
+        let columns = (0..inputs[0].len()).map(|i| inputs.iter().map(move |input| input[i]));
+        columns.map(|column| column.reduce(combine)).collect()
+    };
+    let only = |range: Range<usize>, values: &[Option<u64>]| -> Vec<_> {
+        let values = values.iter().enumerate();
+        values.map(|(i, value)| value.filter(|_| range.contains(&i))).collect()
+    };
+    let known = |values: &[u64]| -> Vec<_> { values.iter().copied().map(Some).collect() };
+    let (len, size) = (inputs[0].len(), inputs.len());
+    let gathered = |blocks: &Blocks| -> Vec<_> {
+        (0..size).flat_map(|rank| known(&inputs[rank][blocks.block(rank)])).collect()
+    };
+    let at_root = |root, values: Vec<_>| {
+        (0..size).map(|rank| if rank == root { values.clone() } else { vec![None; len] }).collect()
+    };
+    match collective {
+        Collective::Barrier(_) => inputs.iter().map(|input| known(input)).collect(),
+        Collective::Broadcast { root } => vec![known(&inputs[*root]); size],
+        Collective::Gather { root, blocks } => at_root(*root, gathered(blocks)),
+        Collective::Scatter { root, blocks } => {
+            (0..size).map(|rank| only(blocks.block(rank), &known(&inputs[*root]))).collect()
+        }
+        Collective::AllGather { blocks } => vec![gathered(blocks); size],
+        Collective::AllToAll { sent, .. } => (0..size)
+            .map(|to| (0..size).flat_map(|from| known(&inputs[from][sent.block(to)])).collect())
+            .collect(),
+        Collective::Reduce { root } => at_root(*root, reduced()),
+        Collective::AllReduce { .. } => vec![reduced(); size],
+        Collective::ReduceScatter { blocks, .. } => {
+            (0..size).map(|rank| only(blocks.block(rank), &reduced())).collect()
+        }
+    }
+}
+
+fn random_collective(size: usize, len: usize, custom: bool, rng: &mut Rng) -> Collective {
+    let (root, is_commutative) = (rng.usize(..size), !custom);
+    let mut cuts: Vec<_> = iter::repeat_with(|| rng.usize(..=len)).take(size - 1).collect();
+    cuts.extend([0, len]);
+    cuts.sort_unstable();
+    let counts: Vec<_> = cuts.windows(2).map(|cut| cut[1] - cut[0]).collect();
+    let blocks = Blocks::of(&counts).unwrap();
+    match rng.u8(..11) {
+        0 => Collective::Barrier(BarrierAlgorithm::Centralized),
+        1 => Collective::Barrier(BarrierAlgorithm::BinaryTree),
+        2 => Collective::Barrier(BarrierAlgorithm::Dissemination),
+        3 => Collective::Broadcast { root },
+        4 => Collective::Gather { root, blocks },
+        5 => Collective::Scatter { root, blocks },
+        6 => Collective::AllGather { blocks },
+        7 => {
+            let blocks = Blocks::even(len - len % size, size);
+            Collective::AllToAll { sent: blocks.clone(), received: blocks, offset: 0 }
+        }
+        8 => Collective::Reduce { root },
+        9 => Collective::AllReduce { is_commutative },
+        _ => Collective::ReduceScatter { is_commutative, blocks },
+    }
+}
+
+fn check_program(size: usize, calls: usize, max_len: usize, rng: &mut Rng) {
+    let custom = rng.bool();
+    let mut collectives = Vec::new();
+    let mut buffers = vec![Vec::new(); size];
+    for _ in 0..calls {
+        let len = rng.usize(..=max_len);
+        let collective = random_collective(size, len, custom, rng);
+        let len = match &collective {
+            Collective::AllToAll { sent, .. } => sent.len(),
+            _ => len,
+        };
+        let buffer = || iter::repeat_with(|| rng.u64(..)).take(len).collect::<Vec<_>>();
+        iter::repeat_with(buffer).zip(&mut buffers).for_each(|(buffer, all)| all.push(buffer));
+        collectives.push(collective);
+    }
+    let before = buffers.clone();
+    let reduction = if custom { Reduction::Custom(&compose) } else { Reduction::Sum };
+    run_program(&collectives, reduction, &mut buffers, rng);
+    for (call, collective) in collectives.iter().enumerate() {
+        let inputs: Vec<_> = before.iter().map(|buffers| buffers[call].clone()).collect();
+        for (rank, expected) in expect(collective, custom, &inputs).into_iter().enumerate() {
+            let found = buffers[rank][call].iter().zip(expected);
+            let differs = found.enumerate().find(|(_, (found, expected))| {
+                expected.is_some_and(|expected| **found != expected)
+            });
+            assert_eq!(differs, None, "rank {rank} of {size}, {collective:?}");
+        }
+    }
+}
+
+#[test]
+fn random_programs_agree_with_the_model() {
+    for seed in 0..10_000 {
+        let mut rng = Rng::with_seed(seed);
+        let (size, calls) = (rng.usize(1..=17), rng.usize(1..=5));
+        check_program(size, calls, 40, &mut rng);
+    }
+}
+
+#[test]
+fn buffers_of_many_messages_agree_with_the_model() {
+    for seed in 0..20 {
+        let mut rng = Rng::with_seed(seed);
+        let size = rng.usize(2..=9);
+        check_program(size, 4, 20_000, &mut rng);
+    }
+}
+
+#[test]
+fn many_ranks_agree_with_the_model() {
+    for (size, programs) in [(64, 20), (1024, 3)] {
+        for seed in 0..programs {
+            let mut rng = Rng::with_seed(seed);
+            // Rings of 1,024 ranks have long schedules, so all calls are of other kinds.
+            let collectives = [
+                Collective::Barrier(BarrierAlgorithm::Dissemination),
+                Collective::Barrier(BarrierAlgorithm::BinaryTree),
+                Collective::Barrier(BarrierAlgorithm::Centralized),
+                Collective::Broadcast { root: rng.usize(..size) },
+                Collective::AllGather { blocks: Blocks::even(size, size) },
+                Collective::AllReduce { is_commutative: false },
+            ];
+            let buffers = (0..size as u64).map(|rank| vec![vec![rank; size]; collectives.len()]);
+            let mut buffers: Vec<_> = buffers.collect();
+            run_program(&collectives, Reduction::Custom(&compose), &mut buffers, &mut rng);
+            let all: Vec<_> = (0..size as u64).collect();
+            let Collective::Broadcast { root } = collectives[3] else { unreachable!() };
+            let composed = all.iter().copied().reduce(compose).unwrap();
+            for buffers in &buffers {
+                assert_eq!(buffers[3], vec![root as u64; size]);
+                assert_eq!(buffers[4], all);
+                assert_eq!(buffers[5], vec![composed; size]);
+            }
+        }
+    }
+    check_program(64, 4, 640, &mut Rng::with_seed(1));
+}
+
+#[test]
+fn sums_of_floats_are_equal_on_all_ranks_and_in_all_orders_of_delivery() {
+    for len in [100, 10_000] {
+        for size in 1..=17 {
+            let mut values = Rng::with_seed(7);
+            let mut row = || iter::repeat_with(|| values.f64() * 1e9 - 5e8).take(len).collect();
+            let inputs: Vec<Vec<Vec<f64>>> = iter::repeat_with(|| vec![row()]).take(size).collect();
+            let mut results = Vec::new();
+            for seed in 0..3 {
+                let mut buffers = inputs.clone();
+                let collective = [Collective::AllReduce { is_commutative: true }];
+                let rng = &mut Rng::with_seed(seed);
+                run_program(&collective, Reduction::Sum, &mut buffers, rng);
+                results.extend(buffers.into_iter().flatten());
+            }
+            let bits = |values: &[f64]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            let first = bits(&results[0]);
+            assert!(results.iter().all(|result| bits(result) == first), "{size} ranks, {len}");
+        }
+    }
+}
+
+#[test]
+fn blocks_of_different_lengths_reach_all_ranks() {
+    for seed in 0..200 {
+        let mut rng = Rng::with_seed(seed);
+        let size = rng.usize(1..=9);
+        let counts: Vec<Vec<_>> =
+            (0..size).map(|_| (0..size).map(|_| rng.usize(..5)).collect()).collect();
+        let column = |to: usize| counts.iter().map(|row| row[to]).collect::<Vec<_>>();
+        let call = |rank: usize| {
+            let sent = Blocks::of(&counts[rank]).unwrap();
+            let (received, offset) = (Blocks::of(&column(rank)).unwrap(), sent.len());
+            Collective::AllToAll { sent, received, offset }
+        };
+        let value = |from: usize, to: usize| vec![(from * size + to) as u64; counts[from][to]];
+        let sent = |from: usize| (0..size).flat_map(|to| value(from, to)).collect::<Vec<_>>();
+        let mut buffers: Vec<_> = (0..size)
+            .map(|rank| [sent(rank), vec![u64::MAX; column(rank).iter().sum()]].concat())
+            .collect();
+        let runs = buffers.iter_mut().enumerate().map(|(rank, buffer)| {
+            // A rank does not send to itself.
+            let Collective::AllToAll { sent, received, offset } = call(rank) else {
+                unreachable!()
+            };
+            let into = received.block(rank).start + offset;
+            buffer.copy_within(sent.block(rank), into);
+            let schedule = call(rank).schedule(Member { rank, size }, buffer.len(), 8);
+            VecDeque::from([Run::new(NO_CALL, schedule, buffer, None)])
+        });
+        run_all(runs.collect(), &mut rng);
+        for (rank, buffer) in buffers.iter().enumerate() {
+            let expected: Vec<_> = (0..size).flat_map(|from| value(from, rank)).collect();
+            assert_eq!(buffer[sent(rank).len()..], expected);
+        }
+    }
+}
+
+#[test]
+fn the_number_of_rounds_is_the_least_for_the_algorithm() {
+    for size in (1..=17).chain([64, 1000, 1024]) {
+        let log2 = (0..).find(|log| 1 << log >= size).unwrap();
+        for rank in [0, size / 2, size - 1] {
+            let member = Member { rank, size };
+            let blocks = Blocks::even(size, size);
+            assert_eq!(member.barrier(BarrierAlgorithm::Dissemination).len(), log2);
+            assert_eq!(member.broadcast(size / 3, 1).len(), log2);
+            assert_eq!(member.gather(size / 3, &blocks).len(), log2);
+            assert_eq!(member.scatter(size / 3, &blocks).len(), log2);
+            assert_eq!(member.reduce(0, 1).len(), log2);
+            assert_eq!(member.all_reduce_by_ring(9).len(), 2 * (size - 1));
+            assert_eq!(member.reduce_scatter(&blocks).len(), size - 1);
+            assert_eq!(member.all_gather(&blocks).len(), size - 1);
+            let doubling = member.all_reduce_by_doubling(1).len();
+            assert_eq!(doubling, if size.is_power_of_two() { log2 } else { log2 + 1 });
+        }
+    }
+}
+
+#[test]
+fn a_message_of_another_call_or_length_is_refused() {
+    let schedule = || Member { rank: 1, size: 2 }.broadcast(0, 2);
+    let mut buffer = [0_u64; 2];
+    let mut run = Run::new(NO_CALL, schedule(), &mut buffer, None);
+    assert!(matches!(run.next(), Next::Receive(0)));
+    let later = Call { generation: 1, ..NO_CALL };
+    let message = [&later.to_bytes()[..], &[7; 16]].concat();
+    assert_eq!(run.received(&message), Err(Mismatch::Call(later)));
+    let short = [&NO_CALL.to_bytes()[..], &[7; 15]].concat();
+    assert_eq!(run.received(&short), Err(Mismatch::Length { found: 15, expected: 16 }));
+    assert_eq!(run.received(&[1]), Err(Mismatch::Length { found: 1, expected: 56 }));
+    run.received(&[&NO_CALL.to_bytes()[..], &[7; 16]].concat()).unwrap();
+    assert!(matches!(run.next(), Next::Done));
+    assert_eq!(buffer, [0x0707_0707_0707_0707; 2]);
+}

@@ -1,0 +1,22 @@
+//! Types that may move to other threads, or be used from several.
+
+use rdma_group::{BarrierAlgorithm, Reduction};
+
+fn send_sync<T: Send + Sync>() {}
+
+trait NotSend<A> {
+    fn holds() {}
+}
+impl<T: ?Sized> NotSend<()> for T {}
+impl<T: ?Sized + Send> NotSend<u8> for T {}
+
+#[test]
+fn options_are_plain_values() {
+    send_sync::<BarrierAlgorithm>();
+}
+
+/// It may refer to a function that is not `Sync`.
+#[test]
+fn a_reduction_stays_on_its_thread() {
+    <Reduction<'_, f32> as NotSend<_>>::holds();
+}
