@@ -1,6 +1,6 @@
 //! Types that may move to other threads, or be used from several.
 
-use rdma_group::{BarrierAlgorithm, Reduction};
+use rdma_group::{BarrierAlgorithm, Error, Reduction};
 
 fn send_sync<T: Send + Sync>() {}
 
@@ -9,6 +9,11 @@ trait NotSend<A> {
 }
 impl<T: ?Sized> NotSend<()> for T {}
 impl<T: ?Sized + Send> NotSend<u8> for T {}
+
+#[test]
+fn errors_can_be_sent_to_other_threads() {
+    send_sync::<Error>();
+}
 
 #[test]
 fn options_are_plain_values() {

@@ -1,0 +1,308 @@
+//! The bootstrap: all ranks join at rank 0 over TCP, and get a table of all addresses.
+//!
+//! Rank 0 answers each connection with a challenge. The other end joins with its rank and its address. A process that
+//! is silent, or does not know the secret, gets no further. The connections stay open, for [notices](star).
+
+pub(crate) mod link;
+pub(crate) mod star;
+pub(crate) mod table;
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use self::link::{Keys, Kind, Link, Nonce, nonce, wait_for};
+use self::star::Star;
+use self::table::{Entry, Join, Table};
+use crate::environment::Settings;
+use crate::error::Error;
+
+/// The time in which a process must join after it has connected.
+const HALF_OPEN: Duration = Duration::from_secs(10);
+
+/// The number of half-open connections, in addition to one for each rank. The oldest is dropped for another one.
+const STRANGERS: usize = 64;
+
+/// The time that rank 0 has to send its decision after its own limit.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Joins the group. `entry` returns the entry of this rank, whose address must have that IP address.
+pub(crate) fn join(
+    settings: &Settings,
+    limit: Duration,
+    keys: &Arc<Keys>,
+    entry: impl FnOnce(IpAddr) -> Result<Entry, Error>,
+) -> Result<(Table, Star), Error> {
+    let until = Instant::now() + limit;
+    let master = &settings.master;
+    let resolving = || format!("looking up the address of rank 0, {master}");
+    let addresses = master.to_socket_addrs().map_err(Error::io(resolving()))?;
+    let addresses: Vec<_> = addresses.collect();
+    let is_local = addresses.iter().all(|address| address.ip().is_loopback());
+    if settings.secret.is_none() && !is_local {
+        return Err(Error::SecretRequired { address: master.clone() });
+    }
+    if settings.rank == 0 {
+        let listening = Error::io(format!("listening at the address of rank 0, {master}"));
+        let listener = TcpListener::bind(&addresses[..]).map_err(listening)?;
+        return Root::new(settings, limit, keys, listener, entry)?.gather(until);
+    }
+    let stream =
+        connect(&addresses, until).map_err(Error::io(format!("connecting to {master}")))?;
+    let failed = |error: io::Error| Error::Join {
+        address: master.clone(),
+        rank: settings.rank,
+        reason: reason(&error),
+    };
+    let own = entry(stream.local_addr().map_err(failed)?.ip())?;
+    let most = Table::most(settings.world_size);
+    let mut link = Link::new(stream, Arc::clone(keys), false, most).map_err(failed)?;
+    match enter(settings, &mut link, own, until, limit).map_err(failed)? {
+        Ok(table) => Ok((table, Star::new(settings.rank, vec![Some(link)]))),
+        Err(reason) => {
+            let address = master.clone();
+            Err(Error::Refused { address, rank: settings.rank, reason })
+        }
+    }
+}
+
+/// Connects to rank 0, which may not listen yet.
+fn connect(addresses: &[SocketAddr], until: Instant) -> io::Result<TcpStream> {
+    let mut pause = Duration::from_millis(10);
+    loop {
+        let mut last = io::Error::from(ErrorKind::NotFound);
+        for address in addresses {
+            let left = until.saturating_duration_since(Instant::now()).max(pause);
+            match TcpStream::connect_timeout(address, left) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        if Instant::now() >= until {
+            return Err(last);
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(250));
+    }
+}
+
+/// Joins at rank 0. The inner error is the reason why rank 0 has refused this rank.
+fn enter(
+    settings: &Settings,
+    link: &mut Link,
+    entry: Entry,
+    until: Instant,
+    limit: Duration,
+) -> io::Result<Result<Table, String>> {
+    let (_, challenge) = link.receive(until)?;
+    let invalid = |what: &str| io::Error::new(ErrorKind::InvalidData, what);
+    let theirs =
+        Nonce::try_from(challenge).map_err(|_| invalid("the challenge has another length"))?;
+    let own = nonce()?;
+    let join = Join {
+        nonce: own,
+        rank: u32::try_from(settings.rank).unwrap_or(u32::MAX),
+        world_size: u32::try_from(settings.world_size).unwrap_or(u32::MAX),
+        epoch: settings.epoch,
+        entry,
+    };
+    link.agree([Nonce::default(), theirs]);
+    link.send(Kind::Join, &join.to_bytes(), until)?;
+    link.agree([own, theirs]);
+    // Rank 0 decides within its own limit, which has begun before it received this rank.
+    match link.receive(Instant::now() + limit + GRACE)? {
+        (Kind::Table, bytes) => Table::from_bytes(&bytes, settings.world_size)
+            .map(Ok)
+            .ok_or_else(|| invalid("the table of ranks is invalid")),
+        (Kind::Refusal, reason) => Ok(Err(String::from_utf8_lossy(&reason).into_owned())),
+        (kind, _) => Err(invalid(&format!("rank 0 sent {kind:?} in place of the table"))),
+    }
+}
+
+fn reason(error: &io::Error) -> String {
+    match error.kind() {
+        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => {
+            "rank 0 closed the connection: check its output".to_owned()
+        }
+        ErrorKind::TimedOut => "rank 0 did not answer in time".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+/// A connection whose other end has not joined yet.
+struct HalfOpen {
+    link: Link,
+    address: SocketAddr,
+    /// The nonce of this end.
+    nonce: Nonce,
+    until: Instant,
+}
+
+/// Rank 0 while ranks join.
+struct Root<'s> {
+    settings: &'s Settings,
+    limit: Duration,
+    keys: &'s Arc<Keys>,
+    listener: TcpListener,
+    half_open: VecDeque<HalfOpen>,
+    /// The ranks that have joined. Rank 0 has no link.
+    joined: Vec<Option<(Option<Link>, Entry)>>,
+    last_refused: Option<String>,
+}
+
+impl<'s> Root<'s> {
+    fn new(
+        settings: &'s Settings,
+        limit: Duration,
+        keys: &'s Arc<Keys>,
+        listener: TcpListener,
+        entry: impl FnOnce(IpAddr) -> Result<Entry, Error>,
+    ) -> Result<Self, Error> {
+        let failed = |source| Error::Io { tried: "preparing to listen".to_owned(), source };
+        listener.set_nonblocking(true).map_err(failed)?;
+        let own = entry(listener.local_addr().map_err(failed)?.ip())?;
+        let mut joined: Vec<_> = (0..settings.world_size).map(|_| None).collect();
+        if let Some(place) = joined.first_mut() {
+            *place = Some((None, own));
+        }
+        let (half_open, last_refused) = (VecDeque::new(), None);
+        Ok(Self { settings, limit, keys, listener, half_open, joined, last_refused })
+    }
+
+    /// Waits until all ranks have joined, and sends them the table.
+    fn gather(mut self, until: Instant) -> Result<(Table, Star), Error> {
+        while self.joined.iter().any(Option::is_none) {
+            if Instant::now() >= until {
+                return Err(self.refuse_all());
+            }
+            self.wait(until).map_err(Error::io("waiting for ranks to join"))?;
+            self.accept().map_err(Error::io("accepting a rank"))?;
+            self.serve();
+        }
+        let (links, entries) = self.joined.into_iter().flatten().unzip();
+        let session = nonce().map_err(Error::io("getting random bytes"))?;
+        let table = Table { session, entries };
+        let mut star = Star::new(0, links);
+        star.send_table(&table, Instant::now() + GRACE);
+        Ok((table, star))
+    }
+
+    fn wait(&self, until: Instant) -> io::Result<()> {
+        let joined = self.joined.iter().flatten().filter_map(|(link, _)| link.as_ref());
+        let links = self.half_open.iter().map(|half_open| &half_open.link).chain(joined);
+        let mut files = vec![PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN)];
+        files.extend(links.map(|link| link.awaited(PollFlags::IN)));
+        let first = self.half_open.iter().map(|half_open| half_open.until).min();
+        wait_for(&files, first.map_or(until, |first| first.min(until))).map(drop)
+    }
+
+    fn accept(&mut self) -> io::Result<()> {
+        loop {
+            let (stream, address) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                // The client has gone.
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
+                Err(error) => return Err(error),
+            };
+            if self.half_open.len() >= self.settings.world_size + STRANGERS {
+                self.half_open.pop_front();
+            }
+            let nonce = nonce()?;
+            let mut link = Link::new(stream, Arc::clone(self.keys), true, Join::MOST)?;
+            // An empty socket has room for the challenge.
+            if link.send(Kind::Challenge, &nonce, Instant::now()).is_ok() {
+                link.agree([Nonce::default(), nonce]);
+                let until = Instant::now() + HALF_OPEN;
+                self.half_open.push_back(HalfOpen { link, address, nonce, until });
+            }
+        }
+    }
+
+    /// Processes the frames that have arrived.
+    fn serve(&mut self) {
+        for mut half_open in std::mem::take(&mut self.half_open) {
+            let address = half_open.address;
+            let refused = match half_open.link.poll_receive() {
+                Ok(None) if Instant::now() < half_open.until => {
+                    self.half_open.push_back(half_open);
+                    continue;
+                }
+                Ok(None) => Err("it did not join in time".to_owned()),
+                Ok(Some((Kind::Join, bytes))) => match Join::from_bytes(&bytes) {
+                    Some(join) => self.admit(half_open, join),
+                    None => Err("its message is invalid".to_owned()),
+                },
+                Ok(Some((kind, _))) => Err(format!("it began with {kind:?}")),
+                Err(error) => Err(error.to_string()),
+            };
+            if let Err(reason) = refused {
+                self.last_refused = Some(format!("{address}: {reason}"));
+            }
+        }
+        // A rank that has joined sends nothing until it has the table. Its end is noticed here, so it can join again.
+        for joined in self.joined.iter_mut().skip(1) {
+            let link = joined.as_mut().and_then(|(link, _)| link.as_mut());
+            if link.is_some_and(|link| !matches!(link.poll_receive(), Ok(None))) {
+                *joined = None;
+            }
+        }
+    }
+
+    /// Admits a rank, or refuses it with the reason.
+    fn admit(&mut self, half_open: HalfOpen, join: Join) -> Result<(), String> {
+        let HalfOpen { mut link, nonce, .. } = half_open;
+        link.agree([join.nonce, nonce]);
+        let Settings { world_size, epoch, .. } = *self.settings;
+        let host = &join.entry.host;
+        let who = format!("rank {} on {host}", join.rank);
+        let place = self.joined.get_mut(join.rank as usize);
+        let reason = match place {
+            _ if join.epoch != epoch => {
+                format!("{who} is of epoch {}, but rank 0 is of epoch {epoch}", join.epoch)
+            }
+            _ if join.world_size as usize != world_size => {
+                let theirs = join.world_size;
+                format!("{who} expects {theirs} ranks, but rank 0 expects {world_size}")
+            }
+            None => format!("{who} is outside the group of {world_size} ranks"),
+            Some(Some((_, other))) => {
+                format!("{who} has already joined from {} on {}", other.address, other.host)
+            }
+            Some(place) => {
+                *place = Some((Some(link), join.entry));
+                return Ok(());
+            }
+        };
+        // An empty socket has room for the reason.
+        let _ = link.send(Kind::Refusal, reason.as_bytes(), Instant::now());
+        Err(reason)
+    }
+
+    /// Sends the reason to all ranks that have joined, and returns it.
+    fn refuse_all(mut self) -> Error {
+        let ranks = self.joined.iter().enumerate().filter(|(_, joined)| joined.is_none());
+        let error = Error::Missing {
+            ranks: ranks.map(|(rank, _)| rank).collect(),
+            world_size: self.settings.world_size,
+            limit: self.limit,
+            last_refused: self.last_refused.take(),
+        };
+        let reason = error.to_string();
+        for (link, _) in self.joined.iter_mut().flatten() {
+            if let Some(link) = link {
+                let _ = link.send(Kind::Refusal, reason.as_bytes(), Instant::now());
+            }
+        }
+        error
+    }
+}
+
+#[cfg(test)]
+mod tests;

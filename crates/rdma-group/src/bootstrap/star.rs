@@ -1,0 +1,186 @@
+//! The connections of all ranks with rank 0, on which failures are reported.
+//!
+//! A rank that detects a failure reports it to rank 0 before it closes its connections. Rank 0 decides which rank is the
+//! cause, and notifies all. No thread serves these connections: each rank checks them while it waits in a collective.
+
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+
+use super::link::{Kind, Link, wait_for};
+use super::table::Table;
+
+/// The reason that a group is closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Notice {
+    /// The rank that is the cause.
+    pub(crate) rank: usize,
+    /// The error of that rank; empty if it has died or left.
+    pub(crate) error: String,
+}
+
+impl Notice {
+    /// The maximum length of an error in bytes. Longer ones are cut.
+    const MOST: usize = 400;
+
+    pub(crate) const fn lost(rank: usize) -> Self {
+        Self { rank, error: String::new() }
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = (self.rank as u64).to_le_bytes().to_vec();
+        bytes.extend(self.error.bytes().take(Self::MOST));
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (rank, error) = bytes.split_first_chunk()?;
+        let rank = usize::try_from(u64::from_le_bytes(*rank)).ok()?;
+        Some(Self { rank, error: String::from_utf8_lossy(error).into_owned() })
+    }
+}
+
+/// The time that a rank waits for the decision of rank 0, which may be outside the collective.
+const DECISION: Duration = Duration::from_secs(2);
+
+/// The connections of this rank: rank 0 has one with each rank, the others have one with rank 0.
+pub(crate) struct Star {
+    rank: usize,
+    links: Vec<Option<Link>>,
+    /// The reason that the group is closed, once it is known here.
+    notice: Option<Notice>,
+}
+
+impl Star {
+    pub(crate) const fn new(rank: usize, links: Vec<Option<Link>>) -> Self {
+        Self { rank, links, notice: None }
+    }
+
+    /// Sends the table to all ranks. A rank that cannot receive it is lost.
+    pub(super) fn send_table(&mut self, table: &Table, until: Instant) {
+        let bytes = table.to_bytes();
+        for rank in 0..self.links.len() {
+            let Some(link) = self.links.get_mut(rank).and_then(Option::as_mut) else { continue };
+            if link.send(Kind::Table, &bytes, until).is_err() {
+                self.close(Notice::lost(rank));
+            }
+        }
+    }
+
+    /// Processes what has arrived. Returns the reason if the group is closed.
+    pub(crate) fn check(&mut self) -> Option<Notice> {
+        if self.notice.is_none() {
+            let mut reports = self.reports();
+            if !reports.is_empty() {
+                // Before a rank reports another one, that rank may have reported a third one and left. Its report has
+                // been sent earlier, so now it has arrived.
+                reports.extend(self.reports());
+                let notice = cause(&reports);
+                self.close(notice);
+            }
+        }
+        self.notice.clone()
+    }
+
+    /// Returns the notices that have arrived, by the ranks that sent them. The end of a connection without a goodbye is
+    /// the notice of a lost rank.
+    fn reports(&mut self) -> Vec<(usize, Notice)> {
+        let mut reports = Vec::new();
+        for (rank, place) in self.links.iter_mut().enumerate() {
+            let Some(link) = place else { continue };
+            match link.poll_receive() {
+                Ok(None) => continue,
+                Ok(Some((Kind::Goodbye, _))) => {}
+                Ok(Some((Kind::Notice, bytes))) => {
+                    reports.extend(Notice::from_bytes(&bytes).map(|notice| (rank, notice)));
+                    continue;
+                }
+                Ok(Some(_)) | Err(_) => reports.push((rank, Notice::lost(rank))),
+            }
+            *place = None;
+        }
+        reports
+    }
+
+    /// Closes the group: sends the reason to all other ends.
+    fn close(&mut self, notice: Notice) {
+        let bytes = notice.to_bytes();
+        self.notice = Some(notice);
+        for link in self.links.iter_mut().flatten() {
+            // A socket without room belongs to a rank that has many notices already.
+            let _ = link.send(Kind::Notice, &bytes, Instant::now());
+        }
+    }
+
+    /// Reports a failure, and returns the reason on which rank 0 decides. That is the failure itself if rank 0 has left,
+    /// or does not answer because it is not in a collective.
+    pub(crate) fn report(&mut self, failure: Notice) -> Notice {
+        if let Some(known) = self.check() {
+            return known;
+        }
+        if self.rank == 0 {
+            self.close(failure.clone());
+            return failure;
+        }
+        let until = Instant::now() + DECISION;
+        let Some(link) = self.links.first_mut().and_then(Option::as_mut) else {
+            return failure;
+        };
+        let sent = link.send(Kind::Notice, &failure.to_bytes(), until);
+        let is_own = failure.rank == self.rank;
+        while sent.is_ok() && !is_own {
+            if let Some(known) = self.check() {
+                return known;
+            }
+            let Some(Some(link)) = self.links.first() else { break };
+            if !matches!(wait_for(&[link.awaited(PollFlags::IN)], until), Ok(true)) {
+                break;
+            }
+        }
+        self.notice.get_or_insert(failure).clone()
+    }
+
+    /// Notifies the other ends that this rank leaves without an error.
+    pub(crate) fn leave(&mut self) {
+        if self.notice.is_none() {
+            for link in self.links.iter_mut().flatten() {
+                let _ = link.send(Kind::Goodbye, &[], Instant::now());
+            }
+        }
+    }
+}
+
+/// Returns the first cause of these notices. A rank that has sent a notice is the cause only if that names itself.
+fn cause(reports: &[(usize, Notice)]) -> Notice {
+    let by = |rank: usize| reports.iter().find(|(sender, _)| *sender == rank);
+    let causes = reports.iter().filter_map(|(_, notice)| match by(notice.rank) {
+        None => Some(notice),
+        Some((sender, sent)) => (sent.rank == *sender).then_some(sent),
+    });
+    let first = causes.chain(reports.iter().map(|(_, notice)| notice)).next();
+    first.cloned().unwrap_or_else(|| Notice::lost(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_is_the_rank_that_has_reported_no_other() {
+        let error = Notice { rank: 5, error: "mismatch".to_owned() };
+        let lost = Notice::lost;
+        assert_eq!(cause(&[(4, lost(3)), (3, lost(2))]), lost(2));
+        assert_eq!(cause(&[(4, lost(3)), (2, lost(2)), (3, lost(2))]), lost(2));
+        assert_eq!(cause(&[(4, lost(5)), (5, error.clone())]), error);
+        assert_eq!(cause(&[(1, lost(2)), (2, lost(1))]), lost(2));
+    }
+
+    #[test]
+    fn a_notice_arrives_with_its_error() {
+        let notice = Notice { rank: 7, error: "a mismatch".to_owned() };
+        assert_eq!(Notice::from_bytes(&notice.to_bytes()), Some(notice));
+        assert_eq!(Notice::from_bytes(&[1; 7]), None);
+        let long = Notice { rank: 7, error: "x".repeat(1000) };
+        assert_eq!(long.to_bytes().len(), 8 + Notice::MOST);
+    }
+}

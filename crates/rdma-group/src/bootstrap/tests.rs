@@ -1,0 +1,183 @@
+use std::io::{Read as _, Write as _};
+use std::thread::{self, ScopedJoinHandle};
+
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Returns an address that no other process uses: its IP address depends on this process.
+fn free_address() -> SocketAddr {
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    TcpListener::bind(SocketAddr::from(([127, high | 128, middle, low], 0)))
+        .unwrap()
+        .local_addr()
+        .unwrap()
+}
+
+fn settings(rank: usize, world_size: usize, master: SocketAddr) -> Settings {
+    Settings { rank, world_size, master: master.to_string(), epoch: 0, secret: None }
+}
+
+fn join_as(settings: &Settings, limit: Duration) -> Result<(Table, Star), Error> {
+    let keys = Arc::new(Keys::new(settings.secret.as_deref().unwrap_or_default()));
+    let port = u16::try_from(settings.rank).unwrap() + 1;
+    join(settings, limit, &keys, |ip| {
+        Ok(Entry { address: (ip, port).into(), host: format!("host{}", settings.rank) })
+    })
+}
+
+type Joined<'s> = ScopedJoinHandle<'s, Result<(Table, Star), Error>>;
+
+fn spawn<'s>(threads: &'s thread::Scope<'s, '_>, settings: Settings) -> Joined<'s> {
+    threads.spawn(move || join_as(&settings, LIMIT))
+}
+
+/// Connects as soon as rank 0 listens.
+fn stranger(master: SocketAddr) -> TcpStream {
+    connect(&[master], Instant::now() + LIMIT).unwrap()
+}
+
+fn text<T>(result: Result<T, Error>) -> String {
+    result.err().unwrap().to_string()
+}
+
+#[test]
+fn all_ranks_get_the_same_table() {
+    let master = free_address();
+    thread::scope(|threads| {
+        let ranks: Vec<_> = (0..8).map(|rank| spawn(threads, settings(rank, 8, master))).collect();
+        let tables: Vec<_> =
+            ranks.into_iter().map(|rank| rank.join().unwrap().unwrap().0).collect();
+        let hosts: Vec<_> = tables[0].entries.iter().map(|entry| entry.host.clone()).collect();
+        assert_eq!(hosts, (0..8).map(|rank| format!("host{rank}")).collect::<Vec<_>>());
+        assert!(tables.iter().all(|table| *table == tables[0]));
+    });
+}
+
+#[test]
+fn missing_ranks_are_named_on_all_others() {
+    let master = free_address();
+    let (settings, limit) = (settings(0, 4, master), Duration::from_millis(1));
+    let keys = Arc::new(Keys::new(b""));
+    let listener = TcpListener::bind(master).unwrap();
+    thread::scope(|threads| {
+        let other = spawn(threads, Settings { rank: 2, ..settings.clone() });
+        let entry = |ip| Ok(Entry { address: (ip, 1).into(), host: "host0".to_owned() });
+        let mut root = Root::new(&settings, limit, &keys, listener, entry).unwrap();
+        while root.joined[2].is_none() {
+            root.wait(Instant::now() + LIMIT).unwrap();
+            root.accept().unwrap();
+            root.serve();
+        }
+        let missing = "ranks [1, 3] of 4 did not join within 1ms";
+        assert_eq!(text(root.gather(Instant::now())), missing);
+        let error = text(other.join().unwrap());
+        assert_eq!(error, format!("rank 0 at {master} did not accept rank 2: {missing}"));
+    });
+}
+
+#[test]
+fn ranks_that_do_not_fit_are_refused_by_name() {
+    let master = free_address();
+    thread::scope(|threads| {
+        let root = spawn(threads, settings(0, 3, master));
+        let wrong_size = spawn(threads, settings(2, 4, master)).join().unwrap();
+        let error = text(wrong_size);
+        assert!(error.contains("rank 2 on host2 expects 4 ranks, but rank 0 expects 3"), "{error}");
+        let wrong_epoch = Settings { epoch: 1, ..settings(2, 3, master) };
+        let error = text(spawn(threads, wrong_epoch).join().unwrap());
+        assert!(
+            error.contains("rank 2 on host2 is of epoch 1, but rank 0 is of epoch 0"),
+            "{error}"
+        );
+        // Rank 0 refuses one of the two processes of rank 1. Without rank 2, it cannot accept either.
+        let (results, all) = std::sync::mpsc::channel();
+        for _ in 0..2 {
+            let results = results.clone();
+            threads.spawn(move || results.send(join_as(&settings(1, 3, master), LIMIT)));
+        }
+        let error = text(all.recv().unwrap());
+        let expected = "rank 1 on host1 has already joined from 127.0.0.1:2 on host1";
+        assert!(error.contains(expected), "{error}");
+        let last = spawn(threads, settings(2, 3, master));
+        assert!(root.join().unwrap().is_ok() && last.join().unwrap().is_ok());
+        assert!(all.recv().unwrap().is_ok());
+    });
+}
+
+#[test]
+fn a_rank_that_ends_before_the_group_is_complete_can_join_again() {
+    let master = free_address();
+    thread::scope(|threads| {
+        let root = spawn(threads, settings(0, 3, master));
+        let keys = Arc::new(Keys::new(b""));
+        let mut link = Link::new(stranger(master), keys, false, Table::most(3)).unwrap();
+        let until = Instant::now() + LIMIT;
+        let (_, challenge) = link.receive(until).unwrap();
+        link.agree([Nonce::default(), challenge.try_into().unwrap()]);
+        let entry = Entry { address: ([127, 0, 0, 1], 9).into(), host: "gone".to_owned() };
+        let join = Join { nonce: [1; 16], rank: 1, world_size: 3, epoch: 0, entry };
+        link.send(Kind::Join, &join.to_bytes(), until).unwrap();
+        drop(link);
+        let again = threads.spawn(move || {
+            loop {
+                // While the first process counts as joined, rank 0 refuses the second one.
+                match join_as(&settings(1, 3, master), LIMIT) {
+                    Err(Error::Refused { .. }) => thread::yield_now(),
+                    other => break other,
+                }
+            }
+        });
+        let last = spawn(threads, settings(2, 3, master));
+        for rank in [root, last] {
+            assert!(rank.join().unwrap().unwrap().0.entries[1].host != "gone");
+        }
+        assert!(again.join().unwrap().is_ok());
+    });
+}
+
+#[test]
+fn strangers_do_not_disturb() {
+    let master = free_address();
+    thread::scope(|threads| {
+        let root = spawn(threads, settings(0, 2, master));
+        let silent: Vec<_> = (0..3).map(|_| stranger(master)).collect();
+        let request = stranger(master).write_all(b"GET / HTTP/1.1\r\n\r\n");
+        request.unwrap();
+        // A header with a length of 4 GiB, and one of another version.
+        let mut long = stranger(master);
+        long.write_all(b"RDMG\x01\0\x02\0\xff\xff\xff\xff").unwrap();
+        let mut old = stranger(master);
+        old.write_all(b"RDMG\x07\0\x02\0\0\0\0\0").unwrap();
+        // Rank 0 drops both after its challenge.
+        for mut stranger in [long, old] {
+            let _ = stranger.read_to_end(&mut Vec::new());
+        }
+        let other = spawn(threads, settings(1, 2, master));
+        assert!(root.join().unwrap().is_ok() && other.join().unwrap().is_ok());
+        drop(silent);
+    });
+}
+
+#[test]
+fn another_secret_is_named_at_both_ends() {
+    let master = free_address();
+    let with = |rank, secret: &str| {
+        let secret = Some(secret.as_bytes().to_vec());
+        Settings { secret, ..settings(rank, 2, master) }
+    };
+    thread::scope(|threads| {
+        let root = spawn(threads, with(0, "one"));
+        let error = text(spawn(threads, with(1, "other")).join().unwrap());
+        assert!(error.contains("another secret: set RDMA_GROUP_SECRET"), "{error}");
+        let other = spawn(threads, with(1, "one"));
+        assert!(root.join().unwrap().is_ok() && other.join().unwrap().is_ok());
+    });
+}
+
+#[test]
+fn an_address_that_other_hosts_reach_needs_a_secret() {
+    let open = Settings { master: "192.0.2.1:7".to_owned(), ..settings(1, 2, free_address()) };
+    let error = text(join_as(&open, LIMIT));
+    assert!(error.contains("192.0.2.1:7") && error.contains("set RDMA_GROUP_SECRET"), "{error}");
+}

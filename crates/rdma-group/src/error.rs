@@ -1,0 +1,183 @@
+//! Errors of groups.
+
+use std::io;
+use std::time::Duration;
+
+use rdma_channel::ConnectError;
+
+/// An error of a group.
+///
+/// [`Error::Argument`] leaves the group usable. All other errors of a collective close it, on all ranks.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No environment variable of a known launcher is set.
+    #[error(
+        "no launcher has stated the rank of this process: start it with rdmatool run, torchrun, srun or mpirun, or set \
+         RDMA_RANK, RDMA_WORLD_SIZE and RDMA_MASTER"
+    )]
+    NoLauncher,
+    /// The launcher has not set a variable that is needed.
+    #[error("{launcher} has not set {variable}{}", remedy(.variable))]
+    MissingVariable {
+        /// The variable.
+        variable: &'static str,
+        /// The launcher whose other variables are set.
+        launcher: &'static str,
+    },
+    /// A variable has an invalid value.
+    #[error("{variable} is {value:?}, but it must be {expected}")]
+    BadVariable {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+        /// A description of valid values.
+        expected: &'static str,
+    },
+    /// Other hosts can reach the address of rank 0, but there is no secret.
+    #[error(
+        "rank 0 listens at {address}, which other hosts can reach: set RDMA_GROUP_SECRET to the same random text on all \
+         ranks"
+    )]
+    SecretRequired {
+        /// The address of rank 0.
+        address: String,
+    },
+    /// The group was not complete in time.
+    #[error("ranks {ranks:?} of {world_size} did not join within {limit:?}{}", refused(.last_refused))]
+    Missing {
+        /// The missing ranks.
+        ranks: Vec<usize>,
+        /// The size of the group.
+        world_size: usize,
+        /// The limit.
+        limit: Duration,
+        /// The last process that was refused, and the reason.
+        last_refused: Option<String>,
+    },
+    /// Rank 0 did not accept this process, for this reason.
+    #[error("rank 0 at {address} did not accept rank {rank}: {reason}")]
+    Refused {
+        /// The address of rank 0.
+        address: String,
+        /// The rank of this process.
+        rank: usize,
+        /// The reason.
+        reason: String,
+    },
+    /// The conversation with rank 0 failed.
+    #[error("rank {rank} could not join at {address}: {reason}")]
+    Join {
+        /// The address of rank 0.
+        address: String,
+        /// The rank of this process.
+        rank: usize,
+        /// The reason.
+        reason: String,
+    },
+    /// A socket failed.
+    #[error("{tried}: {source}")]
+    Io {
+        /// The action that failed.
+        tried: String,
+        /// The kernel's error.
+        source: io::Error,
+    },
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] rdma_mem::Error),
+    /// The connection to a rank could not be made.
+    #[error("no connection to rank {rank} on {host}: {source}")]
+    Connect {
+        /// The rank.
+        rank: usize,
+        /// Its host.
+        host: String,
+        /// The error of the connection.
+        source: ConnectError,
+    },
+    /// An argument of a collective is invalid. Nothing was sent, and the group is still open.
+    #[error("{0}")]
+    Argument(String),
+    /// A rank has died, or has left the group.
+    #[error("rank {rank} on {host} has died or left the group: check its output")]
+    Lost {
+        /// The rank.
+        rank: usize,
+        /// Its host.
+        host: String,
+    },
+    /// A rank did not take part in the collective within the limit.
+    #[error("rank {rank} on {host} did not take part within {limit:?}")]
+    Timeout {
+        /// The rank.
+        rank: usize,
+        /// Its host.
+        host: String,
+        /// The limit.
+        limit: Duration,
+    },
+    /// A rank has called another collective, or the same one with other arguments.
+    #[error("rank {rank} on {host} called {theirs}, but this rank called {ours}")]
+    Mismatch {
+        /// The other rank.
+        rank: usize,
+        /// Its host.
+        host: String,
+        /// A description of its call.
+        theirs: String,
+        /// A description of this rank's call.
+        ours: String,
+    },
+    /// Another rank has closed the group because of an error.
+    #[error("rank {rank} on {host} has closed the group: {reason}")]
+    Failed {
+        /// The rank.
+        rank: usize,
+        /// Its host.
+        host: String,
+        /// Its error.
+        reason: String,
+    },
+    /// The group was closed by an earlier error.
+    #[error("the group was closed by an earlier error: join again with the next epoch")]
+    Closed,
+}
+
+rdma_types::debug_messages!(
+    enum Error {
+        NoLauncher,
+        MissingVariable { variable, launcher },
+        BadVariable { variable, value, expected },
+        SecretRequired { address },
+        Missing { ranks, world_size, limit, last_refused },
+        Refused { address, rank, reason },
+        Join { address, rank, reason },
+        Io { tried, source },
+        Device(it),
+        Connect { rank, host, source },
+        Argument(it),
+        Lost { rank, host },
+        Timeout { rank, host, limit },
+        Mismatch { rank, host, theirs, ours },
+        Failed { rank, host, reason },
+        Closed,
+    }
+);
+
+impl Error {
+    pub(crate) fn io(tried: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        |source| Self::Io { tried: tried.into(), source }
+    }
+}
+
+fn remedy(variable: &str) -> &'static str {
+    if variable == "RDMA_MASTER" { ": set it to HOST:PORT of rank 0" } else { "" }
+}
+
+fn refused(last: &Option<String>) -> String {
+    last.as_ref()
+        .map(|last| format!("; the last process that was refused: {last}"))
+        .unwrap_or_default()
+}
