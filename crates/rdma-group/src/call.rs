@@ -78,9 +78,9 @@ impl Call {
     }
 }
 
-/// Returns a checksum of the numbers of elements (FNV-1a).
-pub(crate) fn checksum(counts: &[usize]) -> u64 {
-    let bytes = counts.iter().flat_map(|count| (*count as u64).to_le_bytes());
+/// Returns a checksum of numbers (FNV-1a).
+pub(crate) fn checksum(words: impl IntoIterator<Item = u64>) -> u64 {
+    let bytes = words.into_iter().flat_map(u64::to_le_bytes);
     bytes.fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| {
         (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     })

@@ -1,16 +1,59 @@
-//! Ranks, barriers and collectives over RDMA.
+//! Ranks, barriers and collectives over RDMA, for programs of many processes.
+//!
+//! A launcher such as torchrun, Slurm or `mpirun` starts the processes, and states the rank of each. They join a
+//! [`Group`], and call its collectives. A rank that dies ends the calls of all others with an error that names it.
+//!
+//! ```no_run
+//! use rdma_group::{Group, Reduction};
+//!
+//! let pd = rdma_mem::open_default_device()?.allocate_pd()?;
+//! let mut group = Group::from_environment(&pd)?;
+//! let mut weights = vec![group.rank() as f32; 1000];
+//! group.all_reduce(&mut weights, Reduction::Sum)?;
+//! weights.iter_mut().for_each(|weight| *weight /= group.world_size() as f32);
+//! if group.rank() == 0 {
+//!     println!("the mean is {}", weights[0]);
+//! }
+//! # Ok::<(), rdma_group::Error>(())
+//! ```
+//!
+//! | goal | use |
+//! |---|---|
+//! | wait for all ranks | [`Group::barrier`] |
+//! | copy from one rank to all | [`Group::broadcast`], [`scatter`](Group::scatter), [`scatter_v`](Group::scatter_v) |
+//! | copy from all ranks to one | [`Group::gather`], [`gather_v`](Group::gather_v) |
+//! | copy from all to all | [`Group::all_gather`], [`all_gather_v`](Group::all_gather_v), [`all_to_all`](Group::all_to_all), [`all_to_all_v`](Group::all_to_all_v) |
+//! | combine the numbers of all ranks | [`Group::all_reduce`], [`reduce`](Group::reduce), [`reduce_scatter`](Group::reduce_scatter), with a [`Reduction`] |
+//! | work with some of the ranks | [`Group::split`] |
+//! | set limits, a secret or an epoch | [`GroupBuilder`] |
+//! | handle errors | [`Error`], [failures](Group#failures) |
+//!
+//! Types of `rdma-mem` and `rdma-channel` that appear in signatures are re-exported here.
 #![forbid(unsafe_code)]
-#![allow(dead_code)] // until the blocking driver uses the schedules
 
 mod bootstrap;
+mod builder;
 mod call;
 mod collective;
 mod environment;
 mod error;
+mod group;
 mod reduction;
 mod run;
 mod schedule;
+mod world;
 
+pub use builder::GroupBuilder;
 pub use error::Error;
+pub use group::Group;
 pub use reduction::{Number, Reduction};
 pub use schedule::BarrierAlgorithm;
+
+pub use bytemuck::Pod;
+pub use rdma_channel::ConnectError;
+pub use rdma_mem::{Error as MemoryError, ProtectionDomain};
+
+/// Runs the example in the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

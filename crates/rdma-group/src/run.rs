@@ -129,6 +129,10 @@ impl<'a, T: Pod> Run<'a, T> {
         Ok(())
     }
 
+    pub(crate) const fn call(&self) -> &Call {
+        &self.call
+    }
+
     /// Returns the ranks with which this rank exchanges messages.
     pub(crate) fn peers(&self) -> impl Iterator<Item = usize> {
         self.schedule.iter().flatten().map(|transfer| transfer.peer)

@@ -1,6 +1,6 @@
 //! Types that may move to other threads, or be used from several.
 
-use rdma_group::{BarrierAlgorithm, Error, Reduction};
+use rdma_group::{BarrierAlgorithm, Error, Group, GroupBuilder, Reduction};
 
 fn send_sync<T: Send + Sync>() {}
 
@@ -18,10 +18,16 @@ fn errors_can_be_sent_to_other_threads() {
 #[test]
 fn options_are_plain_values() {
     send_sync::<BarrierAlgorithm>();
+    send_sync::<GroupBuilder<'_>>();
 }
 
 /// It may refer to a function that is not `Sync`.
 #[test]
 fn a_reduction_stays_on_its_thread() {
     <Reduction<'_, f32> as NotSend<_>>::holds();
+}
+
+#[test]
+fn a_group_can_move_to_another_thread() {
+    send_sync::<Group>();
 }

@@ -118,10 +118,6 @@ impl Link {
         self.nonces = nonces;
     }
 
-    pub(crate) const fn stream(&self) -> &TcpStream {
-        &self.stream
-    }
-
     /// Sends a frame. Waits until the deadline for room in the socket.
     pub(crate) fn send(&mut self, kind: Kind, payload: &[u8], until: Instant) -> io::Result<()> {
         let mut frame = MAGIC.to_vec();

@@ -104,11 +104,30 @@ impl Star {
 
     /// Closes the group: sends the reason to all other ends.
     fn close(&mut self, notice: Notice) {
-        let bytes = notice.to_bytes();
+        self.send(&notice);
         self.notice = Some(notice);
+    }
+
+    fn send(&mut self, notice: &Notice) {
+        let bytes = notice.to_bytes();
         for link in self.links.iter_mut().flatten() {
             // A socket without room belongs to a rank that has many notices already.
             let _ = link.send(Kind::Notice, &bytes, Instant::now());
+        }
+    }
+
+    /// Waits for the reason that the group is closed, for a limited time.
+    pub(crate) fn await_notice(&mut self) -> Option<Notice> {
+        let until = Instant::now() + DECISION;
+        loop {
+            if let Some(notice) = self.check() {
+                return Some(notice);
+            }
+            let links = self.links.iter().flatten();
+            let files: Vec<_> = links.map(|link| link.awaited(PollFlags::IN)).collect();
+            if files.is_empty() || !matches!(wait_for(&files, until), Ok(true)) {
+                return None;
+            }
         }
     }
 
@@ -118,26 +137,13 @@ impl Star {
         if let Some(known) = self.check() {
             return known;
         }
-        if self.rank == 0 {
+        if self.rank == 0 || failure.rank == self.rank {
             self.close(failure.clone());
             return failure;
         }
-        let until = Instant::now() + DECISION;
-        let Some(link) = self.links.first_mut().and_then(Option::as_mut) else {
-            return failure;
-        };
-        let sent = link.send(Kind::Notice, &failure.to_bytes(), until);
-        let is_own = failure.rank == self.rank;
-        while sent.is_ok() && !is_own {
-            if let Some(known) = self.check() {
-                return known;
-            }
-            let Some(Some(link)) = self.links.first() else { break };
-            if !matches!(wait_for(&[link.awaited(PollFlags::IN)], until), Ok(true)) {
-                break;
-            }
-        }
-        self.notice.get_or_insert(failure).clone()
+        self.send(&failure);
+        let decision = self.await_notice().unwrap_or(failure);
+        self.notice.get_or_insert(decision).clone()
     }
 
     /// Notifies the other ends that this rank leaves without an error.

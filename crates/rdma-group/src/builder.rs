@@ -1,0 +1,115 @@
+//! The options of a group.
+
+use std::env;
+use std::time::Duration;
+
+use rdma_mem::ProtectionDomain;
+
+use crate::environment::Settings;
+use crate::error::Error;
+use crate::group::{Group, LIMIT};
+use crate::world::World;
+
+/// Joins a [`Group`], with options.
+///
+/// # Examples
+/// Two ranks, which could be processes on two hosts:
+/// ```
+/// use std::time::Duration;
+/// use rdma_group::Group;
+///
+/// rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let join = |rank| {
+///     let builder = Group::builder(&pd, rank, 2, "127.77.0.1:7471").secret(b"swordfish");
+///     builder.limit(Duration::from_secs(60)).join()
+/// };
+/// std::thread::scope(|threads| {
+///     let other = threads.spawn(|| join(1)?.barrier());
+///     join(0)?.barrier()?;
+///     other.join().unwrap()
+/// })?;
+/// # Ok::<(), rdma_group::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct GroupBuilder<'a> {
+    pd: &'a ProtectionDomain,
+    settings: Settings,
+    join_limit: Duration,
+    limit: Duration,
+}
+
+impl<'a> GroupBuilder<'a> {
+    /// Returns a builder for this rank. Same as [`Group::builder`].
+    pub fn new(pd: &'a ProtectionDomain, rank: usize, world_size: usize, master: &str) -> Self {
+        let master = master.to_owned();
+        Self::with(pd, Settings { rank, world_size, master, epoch: 0, secret: None })
+    }
+
+    /// Returns a builder with the rank, size, address, epoch and secret of the environment. See
+    /// [`Group::from_environment`].
+    ///
+    /// # Errors
+    /// [`Error::NoLauncher`], [`Error::MissingVariable`] or [`Error::BadVariable`].
+    pub fn from_environment(pd: &'a ProtectionDomain) -> Result<Self, Error> {
+        Ok(Self::with(pd, Settings::from_variables(&|variable| env::var(variable).ok())?))
+    }
+
+    const fn with(pd: &'a ProtectionDomain, settings: Settings) -> Self {
+        Self { pd, settings, join_limit: Duration::from_secs(120), limit: LIMIT }
+    }
+
+    /// The number of this attempt to form the group. All ranks must agree. After a failure, the ranks that join again
+    /// pass the next number, so that processes of the failed group are refused. Default: 0.
+    pub const fn epoch(mut self, epoch: u64) -> Self {
+        self.settings.epoch = epoch;
+        self
+    }
+
+    /// The secret that all ranks share, for example 32 random bytes. Required if rank 0 listens at an address that is
+    /// not of the loopback interface.
+    ///
+    /// It authenticates all messages of joining, and the ranks that connect. It encrypts nothing: a process that can
+    /// read the network can read the data, and one that can change packets can change them.
+    pub fn secret(mut self, secret: &[u8]) -> Self {
+        self.settings.secret = Some(secret.to_vec());
+        self
+    }
+
+    /// The time limit of [`join`](Self::join). Default: 2 minutes.
+    pub const fn join_limit(mut self, limit: Duration) -> Self {
+        self.join_limit = limit;
+        self
+    }
+
+    /// The time limit of each collective, which includes waiting for the other ranks. Default: 10 minutes.
+    pub const fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Waits until all ranks have joined.
+    ///
+    /// Rank 0 listens at the address of the group. The other ranks connect to it, and all of them get the addresses of
+    /// all. Ranks connect to each other from the host's address in the route to rank 0. Rank 0 needs a file for each
+    /// rank. Other processes that connect to it are dropped after 10 seconds at the latest.
+    ///
+    /// # Errors
+    /// - [`Error::Argument`] if the rank is not less than the size;
+    /// - [`Error::SecretRequired`] without a secret, if other hosts can reach the address;
+    /// - [`Error::Missing`] on rank 0 if ranks are missing at the limit;
+    /// - [`Error::Refused`] on other ranks if rank 0 has refused this one: the epochs or sizes differ, another process
+    ///   has this rank, or ranks are missing;
+    /// - [`Error::Join`] if rank 0 cannot be reached, ends, or has another version or secret;
+    /// - [`Error::Io`] or [`Error::Connect`] if this rank cannot listen.
+    pub fn join(self) -> Result<Group, Error> {
+        let Self { pd, settings, join_limit, limit } = self;
+        let Settings { rank, world_size, .. } = settings;
+        if rank >= world_size {
+            let text = format!("rank {rank} is outside a group of {world_size} ranks");
+            return Err(Error::Argument(text));
+        }
+        Ok(Group::new(World::join(pd, &settings, join_limit, limit)?))
+    }
+}

@@ -1,0 +1,61 @@
+//! Arguments that are refused without closing the group.
+
+use std::time::Duration;
+
+use rdma_group::{Error, Group, Reduction};
+
+use crate::ranks::{domain, free_address, text, threads};
+
+#[test]
+fn invalid_arguments_leave_the_group_open() {
+    threads(2, |group| {
+        let refused = |result: Result<(), Error>, expected: &str| {
+            assert!(
+                matches!(&result, Err(Error::Argument(text)) if text.contains(expected)),
+                "{result:?}"
+            );
+        };
+        refused(group.broadcast(2, &mut [0_u8]), "the root is rank 2");
+        refused(group.reduce(7, &mut [0_u8], Reduction::Sum), "the root is rank 7");
+        refused(group.all_gather(&mut [0_u8; 3]), "3 elements are no multiple of 2 ranks");
+        refused(group.scatter_v(0, &mut [0_u8; 3], &[1, 1]), "2 counts do not divide");
+        refused(group.gather_v(0, &mut [0_u8; 3], &[1, 1, 1]), "3 counts do not divide");
+        refused(group.all_gather_v(&mut [0_u16; 3], &[usize::MAX, 4]), "2 counts do not divide");
+        let own = [group.rank() + 1, group.rank()];
+        let (sent, mut received) = (vec![0_u8; own[0] + own[1]], vec![0_u8; 2]);
+        refused(group.all_to_all_v(&sent, &own, &mut received, &[2, 0]), "has two lengths");
+        group.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_rank_outside_the_group_is_refused() {
+    let pd = domain();
+    let error = text(Group::builder(&pd, 3, 3, &free_address()).join());
+    assert_eq!(error, "rank 3 is outside a group of 3 ranks");
+}
+
+#[test]
+fn a_rank_that_does_not_take_part_is_named_after_the_limit() {
+    let (pd, master) = (domain(), free_address());
+    let (entered, left) = std::sync::mpsc::channel();
+    std::thread::scope(|threads| {
+        let (pd, master) = (&pd, &master);
+        let join =
+            move |rank| Group::builder(pd, rank, 2, master).limit(Duration::from_millis(50)).join();
+        let other = threads.spawn(move || {
+            let group = join(1).unwrap();
+            // Takes no part until the other rank has failed.
+            left.recv().unwrap();
+            drop(group);
+        });
+        let mut group = join(0).unwrap();
+        let error = text(group.barrier());
+        assert!(
+            error.starts_with("rank 1 on ") && error.ends_with("did not take part within 50ms"),
+            "{error}"
+        );
+        entered.send(()).unwrap();
+        other.join().unwrap();
+    });
+}

@@ -1,0 +1,7 @@
+//! Groups of processes and of threads, on the software device.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
+
+mod arguments;
+mod collectives;
+mod failures;
+mod ranks;

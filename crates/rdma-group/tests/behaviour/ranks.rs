@@ -1,0 +1,95 @@
+//! Groups whose ranks are threads of this process, or processes that run this program again.
+
+use std::env;
+use std::io::Read as _;
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rdma_group::{Error, Group, GroupBuilder, ProtectionDomain};
+use test_support::program::this_program;
+
+/// The variable that states the part of a process.
+const PART: &str = "RDMA_TEST_GROUP_PART";
+
+/// Ends a test that hangs. No test waits for it.
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+
+pub(crate) fn domain() -> ProtectionDomain {
+    rdma_soft::install();
+    rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap()
+}
+
+/// Returns an address that nothing else uses: its IP address depends on this process. The kernel chooses no port in this
+/// range.
+pub(crate) fn free_address() -> String {
+    static PORT: AtomicU16 = AtomicU16::new(7471);
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    format!("127.{}.{middle}.{low}:{}", high | 64, PORT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Runs a group whose ranks are threads. Returns their results in rank order.
+pub(crate) fn threads<T: Send>(size: usize, part: impl Fn(&mut Group) -> T + Sync) -> Vec<T> {
+    let (pd, master) = (domain(), free_address());
+    thread::scope(|threads| {
+        let (pd, master, part) = (&pd, &master, &part);
+        let rank = |rank| {
+            threads.spawn(move || {
+                let builder = Group::builder(pd, rank, size, master).limit(LIMIT).join_limit(LIMIT);
+                part(&mut builder.join().unwrap())
+            })
+        };
+        let ranks: Vec<_> = (0..size).map(rank).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Runs a group whose ranks are processes. Each runs the part with this name, and must succeed, except those that are
+/// expected to die. `argument` is passed to the part.
+pub(crate) fn processes(size: usize, part: &str, argument: &str, dying: &[usize]) {
+    let master = free_address();
+    let spawn = |rank: usize| {
+        let mut command = this_program();
+        command.args(["--exact", "ranks::child", "--ignored", "--nocapture"]);
+        command.env("RDMA_RANK", rank.to_string()).env("RDMA_WORLD_SIZE", size.to_string());
+        command.env("RDMA_MASTER", &master).env(PART, format!("{part} {argument}"));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let ranks: Vec<_> = (0..size).map(spawn).collect();
+    let outcomes = thread::scope(|threads| {
+        let ranks: Vec<_> = ranks.into_iter().map(|rank| threads.spawn(|| outcome(rank))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+    });
+    for (rank, (succeeded, text)) in outcomes.iter().enumerate() {
+        assert_eq!(*succeeded, !dying.contains(&rank), "rank {rank}: {text}");
+    }
+}
+
+fn outcome(child: Child) -> (bool, String) {
+    let output = child.wait_with_output().unwrap();
+    let mut text = String::new();
+    (&output.stdout[..]).chain(&output.stderr[..]).read_to_string(&mut text).unwrap();
+    (output.status.success() && text.contains(" 1 passed"), text)
+}
+
+/// A rank of [`processes`].
+#[test]
+#[ignore = "a process of other tests"]
+fn child() {
+    let words = env::var(PART).unwrap();
+    let (part, argument) = words.split_once(' ').unwrap();
+    let pd = domain();
+    let builder = GroupBuilder::from_environment(&pd).unwrap().limit(LIMIT).join_limit(LIMIT);
+    let mut group = builder.join().unwrap();
+    match part {
+        "collectives" => crate::collectives::part(&mut group),
+        "death" => crate::failures::death(&mut group, argument),
+        other => panic!("no part {other}"),
+    }
+}
+
+/// Returns the message of an error.
+pub(crate) fn text<T>(result: Result<T, Error>) -> String {
+    result.err().unwrap().to_string()
+}
