@@ -150,8 +150,8 @@ impl Inbound<'_> {
     }
 
     /// Checks a WRITE whose first `placed` bytes the requester has written itself. It sends only the `length` bytes after
-    /// them. A process only gets the memory of regions that peers may also read. Otherwise it could pass off old bytes,
-    /// which it does not know, as its message.
+    /// them. The requester must also have the right to read them, as each process with a grant has. Otherwise it could
+    /// pass off old bytes, which it does not know, as its message.
     #[cold]
     pub(crate) fn check_placed(
         &self,
@@ -162,10 +162,10 @@ impl Inbound<'_> {
         let refused = fault_of_request(Status::REM_ACCESS_ERR);
         let remote_address = operation.remote_address.checked_sub(placed).ok_or(refused)?;
         let length = placed.saturating_add(length);
-        self.check(&Operation { remote_address, ..*operation }, length)?;
-        let access = AccessFlags::REMOTE_READ.bits();
-        let found = self.own.keys(self.visit).find(operation.rkey, remote_address, length, access);
-        found.map(drop).ok_or(refused)
+        let check =
+            |opcode| self.check(&Operation { opcode, remote_address, ..*operation }, length);
+        check(Opcode::Write)?;
+        check(Opcode::Read)
     }
 
     /// Executes an atomic, and returns the previous value.

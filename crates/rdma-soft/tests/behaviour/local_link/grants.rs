@@ -305,25 +305,28 @@ fn notice(near: &Near, offset: u64, placed: u32) -> Vec<u8> {
     bytes
 }
 
-/// A process that may only write could otherwise make a program use old bytes as its message.
+/// A process that may only write could otherwise make a program use old bytes as its message. The region and the queue
+/// pair must both permit the process to read.
 #[test]
 fn only_bytes_that_the_process_may_read_count_as_placed() {
-    let writes = LOCAL_WRITE | REMOTE_WRITE;
-    for (name, access, offset, placed, is_refused) in [
-        ("placed-all", ALL_ACCESS, 96, 96, false),
-        ("placed-before", ALL_ACCESS, 96, 97, true),
-        ("placed-unread", writes, 96, 96, true),
-        ("placed-nothing", writes, 96, 0, false),
+    const NO_READS: u32 = LOCAL_WRITE | REMOTE_WRITE;
+    for (name, [of_region, of_queue_pair], offset, placed, error) in [
+        ("placed-all", [ALL_ACCESS; 2], 96, 96, None),
+        ("placed-before", [ALL_ACCESS; 2], 96, 97, Some("resp_remote_access_errors")),
+        ("placed-unread", [NO_READS, ALL_ACCESS], 96, 96, Some("resp_remote_access_errors")),
+        ("placed-rights", [ALL_ACCESS, NO_READS], 96, 96, Some("resp_invalid_request_errors")),
+        ("placed-nothing", [NO_READS; 2], 96, 0, None),
     ] {
         let _device = Builder::new(name).peers(Peers::SameUser).install().unwrap();
-        let memory = format!("{access} {LENGTH}");
+        let memory = format!("{of_region} {LENGTH}");
         let peer = Peer::start_with(&format!("/{name}"), &[(MAPPED, &memory)]);
         let mut near = Near::on(name, peer, ibv_qp_type::IBV_QPT_RC, &PATIENT);
+        near.peer.ask(&format!("permit {of_queue_pair}"));
         near.peer.receive();
         let mut hostile = Connection::to(&name_at(name, slot_of(near.far.qpn)));
         hostile.send_all(&notice(&near, offset, placed));
-        if is_refused {
-            near.peer.until_counter("resp_remote_access_errors", 1);
+        if let Some(error) = error {
+            near.peer.until_counter(error, 1);
             assert_eq!(near.peer.counter("rdma_recvs"), 0, "{name}");
         } else {
             let done = Done::IBV_WC_RECV_RDMA_WITH_IMM.0;
