@@ -194,8 +194,7 @@ impl Device {
             users.contexts += 1;
         }
         self.recurring.get_or_init(|| Recurring::begin_all(self));
-        // Many programs open a device before they have threads. The kernel then answers at once.
-        grace_period::prepare();
+        grace_period::register();
         Ok(())
     }
 

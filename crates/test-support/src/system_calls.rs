@@ -88,31 +88,52 @@ fn filter() -> bool {
 /// # Panics
 /// Panics if the kernel refuses the filter.
 pub fn refuse_socket_option(level: c_int, option: c_int) {
-    /// The offset in `struct seccomp_data` of the call's number.
-    const NUMBER: u32 = 0;
     /// The offset of the low half of the call's second argument, the level.
     const LEVEL: u32 = if cfg!(target_endian = "little") { 24 } else { 28 };
     /// The offset of the low half of the call's third argument, the option.
     const OPTION: u32 = LEVEL + 8;
     let load = |at| instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, at);
+    refuse_if(
+        libc::SYS_setsockopt,
+        libc::ENOPROTOOPT,
+        &[
+            load(LEVEL),
+            expect(level.cast_unsigned(), 3),
+            load(OPTION),
+            expect(option.cast_unsigned(), 1),
+        ],
+    );
+}
+
+/// Makes the kernel behave as if it had no `membarrier(2)`. This applies to the same threads as
+/// [`refuse_socket_option`].
+///
+/// # Panics
+/// Panics if the kernel refuses the filter.
+pub fn refuse_membarrier() {
+    refuse_if(libc::SYS_membarrier, libc::ENOSYS, &[]);
+}
+
+/// Makes a call fail with `errno`, unless one of `checks` jumps to the last instruction.
+#[expect(clippy::expect_used, reason = "a failing helper fails its test")]
+fn refuse_if(call: c_long, errno: c_int, checks: &[libc::sock_filter]) {
+    /// The offset in `struct seccomp_data` of the call's number.
+    const NUMBER: u32 = 0;
+    let load = instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, NUMBER);
     let give = |what| instruction(libc::BPF_RET | libc::BPF_K, 0, what);
-    // If the value differs, jumps over `behind` instructions, to the one that allows the call.
-    let expect = |value, behind| libc::sock_filter {
+    let refusal = give(libc::SECCOMP_RET_ERRNO | errno.cast_unsigned());
+    let behind = u8::try_from(checks.len() + 1).expect("a short filter");
+    let begin = [load, expect(number(call), behind)];
+    let mut program = [&begin, checks, &[refusal, give(libc::SECCOMP_RET_ALLOW)]].concat();
+    assert!(install(&mut program), "the kernel refuses filters of system calls");
+}
+
+/// If the loaded value differs, jumps over `behind` instructions, to the one that allows the call.
+fn expect(value: u32, behind: u8) -> libc::sock_filter {
+    libc::sock_filter {
         jf: behind,
         ..instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, value)
-    };
-    let refusal = libc::SECCOMP_RET_ERRNO | libc::ENOPROTOOPT.cast_unsigned();
-    let mut program = [
-        load(NUMBER),
-        expect(number(libc::SYS_setsockopt), 5),
-        load(LEVEL),
-        expect(level.cast_unsigned(), 3),
-        load(OPTION),
-        expect(option.cast_unsigned(), 1),
-        give(refusal),
-        give(libc::SECCOMP_RET_ALLOW),
-    ];
-    assert!(install(&mut program), "the kernel refuses filters of system calls");
+    }
 }
 
 /// Applies the filter to all later calls of this thread, and of the threads and processes that it

@@ -40,12 +40,16 @@ mod kernel {
         }
 
         /// Registers with the kernel. In a process with several threads, the kernel waits for its own grace period
-        /// before it answers. If a lock were held meanwhile, other threads would spin on it.
+        /// before it answers the first time. If a lock were held meanwhile, other threads would spin on it.
+        pub(super) fn register(&self) -> bool {
+            assert_nothing_held();
+            membarrier(REGISTER)
+        }
+
+        /// Decides whether both sides rely on the kernel. A seccomp filter may forbid the call although the process is
+        /// registered, so the kernel is asked again.
         pub(super) fn prepare(&self) {
-            self.asked.call_once(|| {
-                assert_nothing_held();
-                self.available.store(membarrier(REGISTER), Ordering::Relaxed);
-            });
+            self.asked.call_once(|| self.available.store(self.register(), Ordering::Relaxed));
         }
 
         #[inline(always)]
@@ -64,7 +68,8 @@ mod kernel {
                 let error = std::io::Error::last_os_error();
                 eprintln!(
                     "rdma-soft: membarrier failed ({error}) and worked before: allow it in the \
-                     seccomp filter, or install the filter before the first device is opened"
+                     seccomp filter, or install the filter before the first queue pair is created \
+                     and the first region deregistered"
                 );
                 std::process::abort();
             }
@@ -103,6 +108,10 @@ mod kernel {
     pub(super) static KERNEL: Kernel = Kernel;
 
     impl Kernel {
+        pub(super) fn register(&self) -> bool {
+            false
+        }
+
         pub(super) fn prepare(&self) {}
 
         pub(super) fn light(&self) -> bool {
@@ -113,6 +122,11 @@ mod kernel {
             false
         }
     }
+}
+
+/// Registers with the kernel, so that [`prepare`] takes no time. The caller holds no lock.
+pub(super) fn register() {
+    KERNEL.register();
 }
 
 /// Asks the kernel whether it has the call. A thread calls this before its first light side, and holds no lock if it

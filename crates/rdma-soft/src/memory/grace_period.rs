@@ -139,6 +139,12 @@ impl Drop for Visit {
     }
 }
 
+/// Makes a later [`prepare`] fast if the process has no other threads yet. Many programs open their device before they
+/// start threads. The caller holds no lock.
+pub(crate) fn register() {
+    barrier::register();
+}
+
 /// Asks the kernel in advance whether it supports the barrier. The answer may take long, and this way, no visit has to
 /// wait for it. The caller holds no lock.
 pub(crate) fn prepare() {

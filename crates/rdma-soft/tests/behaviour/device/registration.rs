@@ -2,6 +2,8 @@
 
 use rdma_soft::{Builder, Limits};
 use rdma_sys::{Errno, ibv_access_flags as Flags};
+use test_support::program::{in_own_process, is_emulated};
+use test_support::system_calls::refuse_membarrier;
 
 use crate::device::rig::connect::pair;
 use crate::device::rig::map::Mapping;
@@ -76,5 +78,25 @@ fn first_registration_needs_little_stack() {
     std::thread::scope(|scope| {
         let registered = thread.spawn_scoped(scope, || drop(pd.register(64, ALL_ACCESS))).unwrap();
         registered.join().unwrap();
+    });
+}
+
+/// A program may restrict itself after it has opened its device. Each post then issues a memory barrier.
+#[test]
+fn a_program_may_forbid_membarrier_before_its_first_queue_pair() {
+    const NAME: &str =
+        "device::registration::a_program_may_forbid_membarrier_before_its_first_queue_pair";
+    in_own_process(NAME, || {
+        let _context = open_default("soft0");
+        // The kernel would apply the filter to the emulator.
+        if !is_emulated() {
+            refuse_membarrier();
+        }
+        let (a, b) = pair("soft0");
+        let source = a.pd.register_filled((0..16).collect(), 0);
+        let sink = b.pd.register(16, ALL_ACCESS);
+        a.qp.post(&Wr::write(1, &[source.sge(0, 16)], &sink, 0));
+        a.send_cq.expect_success(1);
+        drop((source, sink));
     });
 }
