@@ -42,7 +42,7 @@ use test_support::rig::post::Wr;
 use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, Size};
 
 use latency::Waits;
-use mapped::Mapped;
+use mapped::{Mapped, PAGE};
 
 /// In the environment of the second process: the name of the first one's socket.
 const SOCKET: &str = "RDMA_SOFT_LINKS_SOCKET";
@@ -291,7 +291,7 @@ impl Ends {
         let depth = u32::try_from(QUEUE).unwrap();
         let size = Size { send_wr: depth, receive_wr: depth, ..Size::default() };
         let side = Side::new(device, &size, 256);
-        let memory = side.pd.register(LARGEST, ALL_ACCESS).mapped();
+        let memory = side.pd.register(LARGEST + PAGE, ALL_ACCESS).mapped();
         let own = side.endpoint();
         let mut said = Vec::from(own.qpn.to_le_bytes());
         said.extend(memory.address().to_le_bytes());
