@@ -6,9 +6,10 @@ use std::os::fd::BorrowedFd;
 
 use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSocketState};
 use rdma_proto::wire::UdpHeader;
-use rustix::io::{Errno, Result};
+use rustix::io::{Errno, Result, retry_on_intr};
 use rustix::net::{
-    AddressFamily, SocketFlags, SocketType, bind, connect, getsockname, socket_with, sockopt,
+    AddressFamily, SendFlags, SocketFlags, SocketType, bind, connect, getsockname, sendto,
+    socket_with, sockopt,
 };
 
 use super::address::LocalAddress;
@@ -111,8 +112,14 @@ impl Socket {
         segment: usize,
     ) -> Result<()> {
         let socket = self.descriptor.get()?;
+        let destination = at(to, self.scope);
+        if ecn.is_none() && packets.len() <= segment {
+            // The library always passes control data, for which the kernel needs 100 ns.
+            return retry_on_intr(|| sendto(socket, packets, SendFlags::empty(), &destination))
+                .map(drop);
+        }
         let transmit = Transmit {
-            destination: at(to, self.scope),
+            destination,
             ecn,
             contents: packets,
             segment_size: Some(segment),
