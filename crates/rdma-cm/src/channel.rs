@@ -72,10 +72,12 @@ impl EventChannel {
     }
 
     /// Resolves the address of a listener, such as `"localhost:7471"` or `("10.0.0.1", 7471)`. Uses the first address
-    /// of the name that belongs to this host. Waits for the name's resolution.
+    /// of the name that belongs to this host, or otherwise the first one that the device reaches on another host. Waits
+    /// for the name's resolution.
     ///
     /// # Errors
-    /// [`Error::Resolve`] if the name has no address. [`Error::NotThisHost`] if the device cannot reach it.
+    /// [`Error::Resolve`] if the name has no address. [`Error::NotThisHost`] or [`Error::NoRoute`] if the device does not
+    /// reach it.
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_resolve_route")]
     #[doc(alias = "rdma_getaddrinfo")]
@@ -114,6 +116,14 @@ impl EventChannel {
     }
 
     /// Returns the counters of the messages from and to other hosts.
+    ///
+    /// # Examples
+    /// ```
+    /// rdma_soft::Builder::new("cm0").listen("127.5.6.9").install()?;
+    /// let channel = rdma_cm::EventChannel::open(&rdma_mem::open_device("cm0")?)?;
+    /// assert_eq!(channel.counters().received, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.engine.counters()

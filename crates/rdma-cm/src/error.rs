@@ -30,7 +30,10 @@ pub enum End {
         reason: Reason,
     },
     /// The peer did not answer in time (`RDMA_CM_EVENT_UNREACHABLE`).
-    #[error("the peer did not answer: check that its program calls `next` or `wait`")]
+    #[error(
+        "the peer did not answer: check that its program calls `next` or `wait`; on another host, also that its device \
+         listens at the address, and that no firewall drops UDP port 4791"
+    )]
     Unanswered,
     /// The peer's process exited, or dropped its end before the connection was established.
     #[error("the peer's process exited, or dropped its end")]

@@ -31,10 +31,10 @@ impl Listener {
     /// port. 127.0.0.1 and `::1` are the same address, `localhost`. Requests for other addresses are rejected.
     ///
     /// The listeners of a device have different ports, whatever their IP addresses are. The kernel frees the port when
-    /// the process exits.
+    /// the process exits. Other hosts reach the listener only at addresses at which the device of this process listens.
     ///
     /// # Errors
-    /// [`Error::PortInUse`]; [`Error::Resolve`] and [`Error::NotThisHost`] for other addresses; [`Error::System`] if
+    /// [`Error::PortInUse`]; [`Error::Resolve`] and [`Error::NotOwn`] for other addresses; [`Error::System`] if
     /// the process cannot open another file.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind(channel: &EventChannel, address: impl ToSocketAddrs) -> Result<Self, Error> {

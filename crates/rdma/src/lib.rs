@@ -40,7 +40,7 @@
 //! | [`channel`] | connected endpoints whose operations keep their memory alive and always end | `rdma-channel` |
 #![cfg_attr(
     feature = "cm",
-    doc = "| [`cm`] | connections by address and port, as with rdma_cm, between the processes of a host | `rdma-cm` |"
+    doc = "| [`cm`] | connections by address and port, as with rdma_cm | `rdma-cm` |"
 )]
 #![cfg_attr(
     feature = "soft",
