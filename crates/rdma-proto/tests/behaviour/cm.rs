@@ -4,6 +4,7 @@
 #![allow(clippy::cast_possible_truncation)]
 
 mod calls;
+mod captured;
 mod ending;
 mod establishment;
 mod network;
