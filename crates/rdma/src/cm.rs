@@ -1,4 +1,5 @@
-//! Connections by address and port, as with rdma_cm, between the processes of a host.
+//! Connections by address and port, as with rdma_cm: between the processes of a host, and from software devices to other
+//! hosts.
 //!
 //! The passive end begins with [`Listener::bind`], the active end with [`EventChannel::resolve`].
 //! ```
@@ -25,7 +26,7 @@
 //! ```
 
 pub use rdma_cm::{
-    Accepted, Accepting, Connecting, Connection, ConnectionRequest, Disconnecting, End, Ended,
-    Error, Event, EventChannel, EventKind, IdToken, Listener, QueuePairError, Reason, Replied,
-    Resolved, Step,
+    Accepted, Accepting, Connecting, Connection, ConnectionRequest, Counters, Disconnecting, End,
+    Ended, Error, Event, EventChannel, EventKind, IdToken, Listener, QueuePairError, Reason,
+    Replied, Resolved, Step,
 };
