@@ -1,8 +1,8 @@
-//! `rdmatool run`: starts a program several times on this host, as the ranks of one group.
+//! `rdmatool run`: starts the ranks of a group on this host.
 
+use std::env;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
-use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -11,32 +11,26 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::rand::{GetRandomFlags, getrandom};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 
 use crate::output::warn;
 
-/// The address of the host, which every rank reaches.
-const HOST: Ipv4Addr = Ipv4Addr::LOCALHOST;
-
 /// The exit status if the program is not found, as in a shell.
 const NOT_FOUND: u8 = 127;
 
-/// Starts a program several times on this host, as the ranks of one group
+/// Starts a program several times on this host, as the ranks of a group
 ///
-/// The variables are those of torchrun. RANK and LOCAL_RANK are the number of the process, and WORLD_SIZE and
-/// LOCAL_WORLD_SIZE the number of processes. They meet at the address of MASTER_ADDR and MASTER_PORT. Rank 0 reads
-/// this program's standard input, and the others read none. If a rank fails, the others are ended. The exit status is
-/// that of the rank that failed first (128 plus the number of a signal), or 0.
+/// Each process gets RDMA_RANK, RDMA_WORLD_SIZE, RDMA_MASTER and RDMA_GROUP_SECRET, with which it joins a group of the
+/// crate rdma-group. Rank 0 reads this program's standard input, and the others read none. If a rank fails, the others
+/// are ended. The exit status is that of the rank that failed first (128 plus the number of a signal), or 0.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The number of processes
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     ranks: u32,
-    /// The port of MASTER_PORT; by default, a free one whose successor is also free
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
-    port: Option<u16>,
     /// The time that the other ranks have to end after SIGTERM, before they are killed
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     grace: u32,
@@ -49,10 +43,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     // Before a child exists, so that no signal is missed.
     let signals = signals()
         .context("signals cannot be received; raise the limit of open files (`ulimit -n`)")?;
-    let port = arguments
-        .port
-        .map_or_else(free_port, Ok)
-        .context("no port of 127.0.0.1 is free; set --port")?;
+    let group = Group { size: arguments.ranks.to_string(), master: master(), secret: secret()? };
     let mut ranks = Ranks {
         running: Vec::new(),
         failed: None,
@@ -60,7 +51,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         grace: Duration::from_secs(arguments.grace.into()),
     };
     for rank in 0..arguments.ranks {
-        match command(arguments, rank, port).spawn() {
+        match command(arguments, rank, &group).spawn() {
             Ok(child) => ranks.running.push((rank, child)),
             Err(error) => {
                 ranks.end();
@@ -73,19 +64,43 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ranks.failed.map_or(ExitCode::SUCCESS, |status| ExitCode::from(code(status))))
 }
 
+/// The values of the variables that all ranks share.
+struct Group {
+    size: String,
+    master: OsString,
+    secret: OsString,
+}
+
 /// Returns the command of a rank.
-fn command(arguments: &Arguments, rank: u32, port: u16) -> Command {
-    let (rank_text, size) = (rank.to_string(), arguments.ranks.to_string());
+fn command(arguments: &Arguments, rank: u32, group: &Group) -> Command {
     let mut words = arguments.program.iter();
     let mut command = Command::new(words.next().map(OsString::as_os_str).unwrap_or_default());
-    command.args(words);
-    command.env("RANK", &rank_text).env("LOCAL_RANK", &rank_text);
-    command.env("WORLD_SIZE", &size).env("LOCAL_WORLD_SIZE", &size);
-    command.env("MASTER_ADDR", HOST.to_string()).env("MASTER_PORT", port.to_string());
+    command.args(words).env("RDMA_RANK", rank.to_string()).env("RDMA_WORLD_SIZE", &group.size);
+    command.env("RDMA_MASTER", &group.master).env("RDMA_GROUP_SECRET", &group.secret);
     if rank > 0 {
         command.stdin(Stdio::null());
     }
     command
+}
+
+/// Returns the address of rank 0. Unless it is set, this is an address of the loopback interface that depends on this
+/// process. So several groups do not need different ports.
+fn master() -> OsString {
+    env::var_os("RDMA_MASTER").unwrap_or_else(|| {
+        let [_, high, middle, low] = std::process::id().to_be_bytes();
+        format!("127.{}.{middle}.{low}:7471", high | 64).into()
+    })
+}
+
+/// Returns the secret of the group. Unless it is set, it is random. Only processes of this user can read it.
+fn secret() -> Result<OsString> {
+    if let Some(secret) = env::var_os("RDMA_GROUP_SECRET") {
+        return Ok(secret);
+    }
+    let mut bytes = [0; 32];
+    rustix::io::retry_on_intr(|| getrandom(&mut bytes, GetRandomFlags::empty()))
+        .context("getting random bytes")?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into())
 }
 
 fn not_started(error: io::Error, arguments: &Arguments, rank: u32) -> Result<ExitCode> {
@@ -95,20 +110,6 @@ fn not_started(error: io::Error, arguments: &Arguments, rank: u32) -> Result<Exi
         return Ok(ExitCode::from(NOT_FOUND));
     }
     Err(error).with_context(|| format!("rank {rank}, {program}, cannot be started"))
-}
-
-/// Returns a free port whose successor is free, too. A group that torchrun starts uses the successor.
-fn free_port() -> io::Result<u16> {
-    let mut taken = Vec::new();
-    loop {
-        // Kept open, so that each attempt has another port.
-        let socket = TcpListener::bind((HOST, 0))?;
-        let port = socket.local_addr()?.port();
-        if port.checked_add(1).is_some_and(|next| TcpListener::bind((HOST, next)).is_ok()) {
-            return Ok(port);
-        }
-        taken.push(socket);
-    }
 }
 
 /// Receives signals on a thread of their own. Signals of the terminal are left out, because the ranks receive them, too.

@@ -107,11 +107,16 @@ fn environment() -> Vec<String> {
     let variables = env::vars_os().filter_map(|(name, value)| {
         let name = name.to_str()?.to_owned();
         let is_ours = name.starts_with("RDMA_") && !name.starts_with("RDMA_TEST_");
-        is_ours.then(|| printable(&format!("{name}={}", value.to_string_lossy())))
+        is_ours.then(|| printable(&format!("{name}={}", shown(&name, &value.to_string_lossy()))))
     });
     let mut variables: Vec<_> = variables.collect();
     variables.sort();
     variables
+}
+
+/// Returns the value of a variable for findings and reports, which do not contain secrets.
+fn shown<'v>(name: &str, value: &'v str) -> &'v str {
+    if name == "RDMA_GROUP_SECRET" { "(not shown)" } else { value }
 }
 
 /// Returns the rest of the first line that begins with `name`.
@@ -149,6 +154,12 @@ mod tests {
         assert!(has_core("0-3,8", 2) && has_core("0-3,8", 8) && !has_core("0-3,8", 4));
         assert!(overlap("0-3,8", "7-9") && !overlap("0-3,8", "4-7"));
         assert!(!has_core("", 0) && !overlap("x-y,-", "0-9") && !has_core("9-0", 5));
+    }
+
+    #[test]
+    fn a_secret_is_not_shown() {
+        assert_eq!(shown("RDMA_GROUP_SECRET", "swordfish"), "(not shown)");
+        assert_eq!(shown("RDMA_MASTER", "host:7"), "host:7");
     }
 
     #[test]

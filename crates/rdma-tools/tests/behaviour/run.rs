@@ -6,26 +6,30 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::{printed, program, rdmatool};
 
 #[test]
-fn each_rank_gets_the_variables_of_torchrun() {
-    let script =
-        "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $0";
-    let text = printed(&["run", "-n", "3", "--port", "7000", "sh", "-c", script, "-n"]);
+fn each_rank_gets_the_variables_of_a_group() {
+    let script = "echo $RDMA_RANK $RDMA_WORLD_SIZE $RDMA_MASTER $RDMA_GROUP_SECRET $0";
+    let text = printed(&["run", "-n", "3", "sh", "-c", script, "-n"]);
     let mut lines: Vec<_> = text.lines().collect();
     lines.sort_unstable();
-    let line = |rank| format!("{rank} {rank} 3 3 127.0.0.1 7000 -n");
-    assert_eq!(lines, [line(0), line(1), line(2)]);
+    let [first, ..] = lines[..] else { panic!("{text}") };
+    let (_, shared) = first.split_once(' ').unwrap();
+    assert!(shared.starts_with("3 127.") && shared.ends_with(" -n"), "{shared}");
+    assert_eq!(lines, [0, 1, 2].map(|rank| format!("{rank} {shared}")));
+    assert_eq!(shared.split(' ').nth(2).map(str::len), Some(64), "{shared}");
 }
 
 #[test]
-fn a_free_port_is_chosen() {
-    let text = printed(&["run", "-n", "1", "sh", "-c", "echo $MASTER_PORT"]);
-    let port: u16 = text.trim().parse().unwrap();
-    assert!(port > 1023, "{port}");
+fn variables_that_are_set_are_kept() {
+    let script = "echo $RDMA_MASTER $RDMA_GROUP_SECRET";
+    let mut command = program(&["run", "-n", "1", "sh", "-c", script]);
+    command.env("RDMA_MASTER", "host:7").env("RDMA_GROUP_SECRET", "swordfish");
+    assert_eq!(command.output().unwrap().stdout, b"host:7 swordfish\n");
 }
 
 #[test]
 fn only_rank_0_reads_the_standard_input() {
-    let script = "[ $RANK = 0 ] || { [ -z \"$(cat)\" ] && echo none; }; [ $RANK != 0 ] || cat";
+    let script =
+        "[ $RDMA_RANK = 0 ] || { [ -z \"$(cat)\" ] && echo none; }; [ $RDMA_RANK != 0 ] || cat";
     let mut command = program(&["run", "--ranks", "2", "sh", "-c", script]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"some\n").unwrap();
@@ -39,7 +43,7 @@ fn only_rank_0_reads_the_standard_input() {
 #[test]
 fn the_other_ranks_end_when_one_fails() {
     for (end, status) in [("exit 3", 3), ("kill -9 $$", 137)] {
-        let script = format!("[ $RANK != 1 ] || {end}; exec sleep 3600");
+        let script = format!("[ $RDMA_RANK != 1 ] || {end}; exec sleep 3600");
         let output = rdmatool(&["run", "-n", "3", "sh", "-c", &script]);
         let errors = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(status), "{errors}");
@@ -49,7 +53,7 @@ fn the_other_ranks_end_when_one_fails() {
 
 #[test]
 fn a_rank_that_ignores_sigterm_is_killed() {
-    let script = "trap '' TERM; [ $RANK != 1 ] || exit 3; exec sleep 3600";
+    let script = "trap '' TERM; [ $RDMA_RANK != 1 ] || exit 3; exec sleep 3600";
     let output = rdmatool(&["run", "-n", "2", "--grace", "0", "sh", "-c", script]);
     assert_eq!(output.status.code(), Some(3));
 }
@@ -59,6 +63,8 @@ fn a_signal_is_forwarded_to_the_ranks() {
     let script = "trap 'exit 5' TERM; echo ready; read line";
     let mut command = program(&["run", "-n", "1", "sh", "-c", script]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    // `wait` would close it, and the script would end.
+    let _input = child.stdin.take();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     lines.read_line(&mut String::new()).unwrap();
     let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
