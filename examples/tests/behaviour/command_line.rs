@@ -18,7 +18,7 @@ fn programs() -> Vec<String> {
 fn needed(program: &str) -> &'static [&'static str] {
     match program {
         "async_copy_file" => &["Cargo.toml", concat!(env!("CARGO_TARGET_TMPDIR"), "/copy")],
-        "rc_pingpong" => &["--connect", "127.0.0.1:9"],
+        "rc_pingpong" | "rping" => &["--connect", "127.0.0.1:9"],
         _ => &[],
     }
 }

@@ -1,6 +1,6 @@
 //! Programs that meet another process.
 
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::thread;
 
 use clap::Parser;
@@ -8,7 +8,7 @@ use rdma_examples_common::Failure;
 use test_support::features::Feature;
 
 use crate::common::lacks;
-use crate::common::process::{Process, processes};
+use crate::common::process::{Process, command, processes};
 use crate::examples::{echo, pingpong, rc_pingpong};
 
 /// Returns the address of a free port, at which no process listens.
@@ -48,6 +48,35 @@ fn a_message_is_answered_in_capitals_by_futures() {
     let connects = Process::example("async_hello", &["connect", &address]);
     assert_eq!(connects.succeed(), "HELLO");
     listens.succeed();
+}
+
+/// The processes share a device, or each has a device of its own, which reaches the other by UDP.
+#[test]
+fn texts_are_read_and_written_between_processes_that_know_an_address() {
+    const TEXTS: [&str; 4] = ["--count", "20", "--size", "3000"];
+    let [own, other] = [1, 2].map(|n| {
+        Ipv4Addr::from_bits(0x7f40_0000 | (std::process::id() & 0x7fff) << 7 | n).to_string()
+    });
+    let devices = |ip: &String| format!("rping{ip},address={ip}");
+    for (at, [serves, asks]) in [
+        ("127.0.0.1", ["soft0".to_owned(), "soft0".to_owned()]),
+        (own.as_str(), [devices(&own), devices(&other)]),
+    ] {
+        let start = |description: &str, role: [&str; 2]| {
+            let device = description.split(',').next().unwrap();
+            let options = [&["--device", device][..], &role, &TEXTS].concat();
+            let mut command = command("rping", &options);
+            if description != device {
+                command.env("RDMA_SOFT_DEVICES", description);
+            }
+            Process::of(&mut command)
+        };
+        let mut server = start(&serves, ["--listen", &format!("{at}:0")]);
+        let address = server.address();
+        let said = start(&asks, ["--connect", &address]).succeed();
+        assert!(said.starts_with("20 texts of 3000 bytes"), "{said}");
+        server.succeed();
+    }
 }
 
 #[test]

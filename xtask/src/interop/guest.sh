@@ -4,7 +4,7 @@
 #
 # KIND is the kind of the ends: `rxe-rxe` or `rxe-soft`. BUILT is cargo's folder with the programs. RUNS are lines `FAMILY
 # MTU LOSS LONGEST ONLY`: 4 or 6, bytes, percent, bytes, a text in the names of checks or `-`. With the MTU `rc` or `uc`, a
-# program of rdma-core runs instead; with `perftest`, the programs of perftest.
+# program of rdma-core runs instead; with `perftest`, the programs of perftest; with `cm`, `rping` of librdmacm.
 set -u
 kind=$1 built=$2 runs=$3
 ip() { /sbin/ip "$@"; }
@@ -16,6 +16,7 @@ stop() {
 
 /sbin/modprobe veth || stop "the kernel has no veth"
 /sbin/modprobe sch_netem || stop "the kernel has no sch_netem"
+/sbin/modprobe rdma_ucm || stop "the kernel has no rdma_ucm"
 work=$(mktemp -d) || stop "no folder for files"
 
 # Room for a path MTU of 4096.
@@ -223,6 +224,37 @@ PROGRAMS
     return $all
 }
 
+# rping FAMILY: runs `rping`, which connects through the kernel's rdma_cm, first as the server and then as the client.
+rping() {
+    [ $kind = rxe-soft ] || { echo "skipped: the kernel owns queue pair 1 of both devices" && return 0; }
+    near_ip=198.18.1.1 far_ip=198.18.1.2
+    [ "$1" = 6 ] && near_ip=fd00:1::1 far_ip=fd00:1::2
+    tool="timeout -k 1 200 rping -C 20 -S 1000 -V -p"
+    ours="timeout -k 1 200 $far $built/examples/rping --device $far_device --count 20 --size 1000"
+    $tool 7174 -s -a $near_ip > "$work/tool" 2>&1 &
+    tool_here=$!
+    until rdma resource show cm_id 2> /dev/null | grep -q 'LISTEN.*7174'; do
+        kill -0 $tool_here || return 1
+        sleep 0.1
+    done
+    case $near_ip in
+    *:*) where="[$near_ip]" there="[$far_ip]" ;;
+    *) where=$near_ip there=$far_ip ;;
+    esac
+    $ours --connect "$where:7174" > "$work/ours" 2>&1
+    status=$?
+    [ $status = 0 ] || kill $tool_here 2> /dev/null
+    wait $tool_here || status=1
+    : > "$work/ours2"
+    $ours --listen "$there:0" > "$work/ours2" 2>&1 &
+    ours_there=$!
+    where=$(listening "$work/ours2") || return 1
+    $tool "${where##*:}" -c -a $far_ip > "$work/tool2" 2>&1 || status=1
+    wait $ours_there || status=1
+    tail -qn 1 "$work/ours" "$work/tool" "$work/ours2" "$work/tool2"
+    return $status
+}
+
 failed=0
 while read -r family mtu loss longest only; do
     [ -n "$family" ] || continue
@@ -234,6 +266,11 @@ while read -r family mtu loss longest only; do
         echo "### $kind, IPv$family, perftest"
         echo
         perftest "$family"
+        ;;
+    cm)
+        echo "### $kind, IPv$family, rping, loss $loss %"
+        echo
+        rping "$family"
         ;;
     rc | uc)
         echo "### $kind, IPv$family, ibv_${mtu}_pingpong"

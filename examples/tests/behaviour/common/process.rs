@@ -49,7 +49,7 @@ impl Process {
         Self::of(Command::new(program(name)).args(options))
     }
 
-    fn of(command: &mut Command) -> Self {
+    pub(crate) fn of(command: &mut Command) -> Self {
         Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     }
 
