@@ -13,7 +13,7 @@ use rdma_channel::ConnectError;
 pub enum Error {
     /// No environment variable of a known launcher is set.
     #[error(
-        "no launcher has stated the rank of this process: start it with rdmatool run, torchrun, srun or mpirun, or set \
+        "no launcher has stated the rank of this process: start it with `rdmatool run`, torchrun, srun or mpirun, or set \
          RDMA_RANK, RDMA_WORLD_SIZE and RDMA_MASTER"
     )]
     NoLauncher,

@@ -30,8 +30,8 @@ use crate::world::World;
 /// # Failures
 /// If a rank dies or leaves, calls of all others fail with [`Error::Lost`], which names it. If ranks call different
 /// collectives, or with different lengths, the rank that notices this fails with [`Error::Mismatch`], and the others
-/// with [`Error::Failed`]. A call ends after the [limit](GroupBuilder::limit) in any case. After an error, the group is
-/// closed on all ranks. To continue, the ranks join again with the next [epoch](GroupBuilder::epoch).
+/// with [`Error::Failed`]. A call that waits for a rank fails after the [limit](GroupBuilder::limit). After an error, the
+/// group is closed on all ranks. To continue, the ranks join again with the next [epoch](GroupBuilder::epoch).
 ///
 /// A process that ends without dropping its group counts as dead, even after its last collective.
 ///
@@ -280,8 +280,10 @@ impl Group {
         self.copy(Collective::AllToAll { sent, received, offset: 0 }, buffer, 0)
     }
 
-    /// Like [`all_to_all`](Self::all_to_all), for blocks of different lengths. `sent` has a block for each rank with the
-    /// length in `send_counts`, and `received` has one with the length in `receive_counts`. Both are also copied on this rank.
+    /// Like [`all_to_all`](Self::all_to_all), for blocks of different lengths.
+    ///
+    /// `sent` has a block for each rank with the length in `send_counts`, and `received` has one with the length in
+    /// `receive_counts`. Both are also copied on this rank.
     ///
     /// # Errors
     /// [`Error::Argument`] if the lengths do not fit. Otherwise see [failures](Self#failures). A block whose length

@@ -13,10 +13,10 @@ use rdma_channel::{
     BufferPool, Channel, ChannelListener, ConnectError, ProtectionDomain, RendezvousBuilder,
 };
 
-use crate::bootstrap::link::{Keys, Tag};
+use crate::bootstrap;
+use crate::bootstrap::link::Keys;
 use crate::bootstrap::star::{Notice, Star};
 use crate::bootstrap::table::{Entry, Table};
-use crate::bootstrap::{self};
 use crate::environment::Settings;
 use crate::error::Error;
 use crate::run::{MESSAGE_BYTES, Mismatch, Next, Run};
@@ -152,6 +152,9 @@ impl World {
                     MessageError::TimedOut { .. } => self.late(peer),
                     _ => lost(),
                 })?;
+                if Instant::now() >= until {
+                    return Err(self.late(peer));
+                }
                 continue;
             }
             let message = loop {
@@ -255,7 +258,7 @@ impl World {
             | ConnectError::Io { .. } => Failure::Lost(peer),
             _ => Failure::Connect(peer, error),
         })?;
-        if answer[..] != self.keys.proof(&self.session, peer, self.rank) {
+        if !self.keys.is_proof(&answer, &self.session, peer, self.rank) {
             let wrong = ConnectError::Rejected("its proof is wrong".into());
             return Err(Failure::Connect(peer, wrong));
         }
@@ -293,8 +296,8 @@ impl World {
     fn peer_of(&self, greeting: &[u8]) -> Option<usize> {
         let (rank, proof) = greeting.split_first_chunk()?;
         let rank = usize::try_from(u64::from_le_bytes(*rank)).ok()?;
-        let expected = self.keys.proof(&self.session, rank, self.rank);
-        (rank < self.rank && Tag::try_from(proof).ok()? == expected).then_some(rank)
+        let is_proof = || self.keys.is_proof(proof, &self.session, rank, self.rank);
+        (rank < self.rank && is_proof()).then_some(rank)
     }
 
     fn start(&self, channel: Channel, peer: usize) -> Result<Messages, Failure> {
