@@ -104,6 +104,11 @@ impl Generator<'_> {
                 _ => self.pass(),
             }
         }
+        // No later operation of the end processes what it does not await.
+        for connection in 0..self.settings.connections.len() {
+            let end = 2 * connection + self.rng.usize(..2);
+            self.overtake(end);
+        }
     }
 
     fn end(&mut self) -> usize {
