@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use self::link::{Keys, Kind, Link, Nonce, nonce, wait_for};
+use self::link::{Keys, Kind, Link, Nonce, after, nonce, wait_for};
 use self::star::Star;
 use self::table::{Entry, Join, Table};
 use crate::environment::Settings;
@@ -39,7 +39,7 @@ pub(crate) fn join(
     keys: &Arc<Keys>,
     entry: impl FnOnce(IpAddr) -> Result<Entry, Error>,
 ) -> Result<(Table, Star), Error> {
-    let until = Instant::now() + limit;
+    let until = after(limit);
     let master = &settings.master;
     let resolving = || format!("looking up the address of rank 0, {master}");
     let addresses = master.to_socket_addrs().map_err(Error::io(resolving()))?;
@@ -116,7 +116,7 @@ fn enter(
     link.send(Kind::Join, &join.to_bytes(), until)?;
     link.agree([own, theirs]);
     // Rank 0 decides within its own limit, which has begun before it received this rank.
-    match link.receive(Instant::now() + limit + GRACE)? {
+    match link.receive(after(limit.saturating_add(GRACE)))? {
         (Kind::Table, bytes) => Table::from_bytes(&bytes, settings.world_size)
             .map(Ok)
             .ok_or_else(|| invalid("the table of ranks is invalid")),
@@ -211,7 +211,11 @@ impl<'s> Root<'s> {
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
                 Err(error) => return Err(error),
             };
-            if self.half_open.len() >= self.settings.world_size + STRANGERS {
+            if self.half_open.len() >= self.most_half_open() {
+                // A rank whose message has arrived is not dropped.
+                self.serve();
+            }
+            if self.half_open.len() >= self.most_half_open() {
                 self.half_open.pop_front();
             }
             let nonce = nonce()?;
@@ -223,6 +227,10 @@ impl<'s> Root<'s> {
                 self.half_open.push_back(HalfOpen { link, address, nonce, until });
             }
         }
+    }
+
+    const fn most_half_open(&self) -> usize {
+        self.settings.world_size.saturating_add(STRANGERS)
     }
 
     /// Processes the frames that have arrived.

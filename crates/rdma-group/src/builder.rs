@@ -77,7 +77,7 @@ impl<'a> GroupBuilder<'a> {
         self
     }
 
-    /// The time limit of [`join`](Self::join). Default: 2 minutes.
+    /// The time limit of [`join`](Self::join). Default: 2 minutes. [`Duration::MAX`] means no limit.
     pub const fn join_limit(mut self, limit: Duration) -> Self {
         self.join_limit = limit;
         self

@@ -14,7 +14,7 @@ use rdma_channel::{
 };
 
 use crate::bootstrap;
-use crate::bootstrap::link::Keys;
+use crate::bootstrap::link::{Keys, after};
 use crate::bootstrap::star::{Notice, Star};
 use crate::bootstrap::table::{Entry, Table};
 use crate::environment::Settings;
@@ -134,7 +134,7 @@ impl World {
         members: &[usize],
         mut run: Run<'_, T>,
     ) -> Result<(), Failure> {
-        let until = Instant::now() + self.limit;
+        let until = after(self.limit);
         let in_world = |rank: usize| members.get(rank).copied().unwrap_or(rank);
         let peers: BTreeSet<_> = run.peers().map(in_world).collect();
         self.connect(connections, &peers, until)?;

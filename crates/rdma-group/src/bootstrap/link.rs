@@ -232,6 +232,13 @@ impl Link {
     }
 }
 
+/// Returns the end of a time limit, which may be `Duration::MAX`.
+pub(crate) fn after(limit: Duration) -> Instant {
+    Instant::now() + limit.min(CENTURY)
+}
+
+const CENTURY: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// Waits until one of the files is ready. Returns false at the deadline.
 pub(crate) fn wait_for(files: &[PollFd<'_>], until: Instant) -> io::Result<bool> {
     let mut files = files.to_vec();

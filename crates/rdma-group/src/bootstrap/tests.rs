@@ -54,16 +54,46 @@ fn all_ranks_get_the_same_table() {
     });
 }
 
+/// Listens at the address as rank 0, and joins no rank yet.
+fn root<'s>(settings: &'s Settings, keys: &'s Arc<Keys>, limit: Duration) -> Root<'s> {
+    let listener = TcpListener::bind(&settings.master).unwrap();
+    let entry = |ip| Ok(Entry { address: (ip, 1).into(), host: "host0".to_owned() });
+    Root::new(settings, limit, keys, listener, entry).unwrap()
+}
+
+/// Connects as a rank, and sends its message after `connected`.
+fn enter_as(rank: u32, master: SocketAddr, connected: impl FnOnce()) -> Link {
+    let mut link = Link::new(stranger(master), Arc::new(Keys::new(b"")), false, 1000).unwrap();
+    connected();
+    let until = Instant::now() + LIMIT;
+    let (_, challenge) = link.receive(until).unwrap();
+    link.agree([Nonce::default(), challenge.try_into().unwrap()]);
+    let entry = Entry { address: ([127, 0, 0, 1], 9).into(), host: "gone".to_owned() };
+    let join = Join { nonce: [1; 16], rank, world_size: 3, epoch: 0, entry };
+    link.send(Kind::Join, &join.to_bytes(), until).unwrap();
+    link
+}
+
+#[test]
+fn strangers_do_not_drop_a_rank_whose_message_has_arrived() {
+    let master = free_address();
+    let (settings, keys) = (settings(0, 3, master), Arc::new(Keys::new(b"")));
+    let mut root = root(&settings, &keys, LIMIT);
+    let _link = enter_as(1, master, || root.accept().unwrap());
+    let strangers: Vec<_> = (0..=root.most_half_open()).map(|_| stranger(master)).collect();
+    root.accept().unwrap();
+    assert!(root.joined[1].is_some());
+    assert_eq!(root.half_open.len() + 1, strangers.len());
+}
+
 #[test]
 fn missing_ranks_are_named_on_all_others() {
     let master = free_address();
     let (settings, limit) = (settings(0, 4, master), Duration::from_millis(1));
     let keys = Arc::new(Keys::new(b""));
-    let listener = TcpListener::bind(master).unwrap();
     thread::scope(|threads| {
         let other = spawn(threads, Settings { rank: 2, ..settings.clone() });
-        let entry = |ip| Ok(Entry { address: (ip, 1).into(), host: "host0".to_owned() });
-        let mut root = Root::new(&settings, limit, &keys, listener, entry).unwrap();
+        let mut root = root(&settings, &keys, limit);
         while root.joined[2].is_none() {
             root.wait(Instant::now() + LIMIT).unwrap();
             root.accept().unwrap();
@@ -110,15 +140,7 @@ fn a_rank_that_ends_before_the_group_is_complete_can_join_again() {
     let master = free_address();
     thread::scope(|threads| {
         let root = spawn(threads, settings(0, 3, master));
-        let keys = Arc::new(Keys::new(b""));
-        let mut link = Link::new(stranger(master), keys, false, Table::most(3)).unwrap();
-        let until = Instant::now() + LIMIT;
-        let (_, challenge) = link.receive(until).unwrap();
-        link.agree([Nonce::default(), challenge.try_into().unwrap()]);
-        let entry = Entry { address: ([127, 0, 0, 1], 9).into(), host: "gone".to_owned() };
-        let join = Join { nonce: [1; 16], rank: 1, world_size: 3, epoch: 0, entry };
-        link.send(Kind::Join, &join.to_bytes(), until).unwrap();
-        drop(link);
+        drop(enter_as(1, master, || ()));
         let again = threads.spawn(move || {
             loop {
                 // While the first process counts as joined, rank 0 refuses the second one.
