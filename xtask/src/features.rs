@@ -63,7 +63,8 @@ mod tests {
         assert_eq!(of("rdma-soft"), std::slice::from_ref(&none));
         assert_eq!(of("rdma-sys"), std::slice::from_ref(&none), "`linked` has a job of its own");
         assert_eq!(of("rdma-qp"), [none.clone(), vec!["serde"]]);
-        let each = ["async", "cm", "default", "serde", "soft"].map(|feature| vec![feature]);
+        let each =
+            ["async", "cm", "default", "group", "serde", "soft"].map(|feature| vec![feature]);
         assert_eq!(of("rdma"), [&[none][..], &each].concat());
     }
 }

@@ -47,6 +47,10 @@
     doc = "| [`soft`] | the software devices, and devices that a program configures itself | `rdma-soft` |"
 )]
 #![cfg_attr(
+    feature = "group",
+    doc = "| [`group`] | ranks, barriers and collectives, under any launcher | `rdma-group` |"
+)]
+#![cfg_attr(
     feature = "async",
     doc = "| [`aio`] | operations as futures, on tokio | `rdma-async` |"
 )]
@@ -88,6 +92,7 @@
 //!
 //! - `async`: operations as futures that own their memory, on tokio (`rdma-async`, as the module `aio`).
 //! - `cm`: connections by address and port (`rdma-cm`, as the module `cm`).
+//! - `group`: ranks, barriers and collectives (`rdma-group`, as the module `group`).
 //! - `soft` (on by default): the software devices. Without this feature, `rdma-soft` is not built.
 //! - `serde`: serialisation of endpoints, remote regions and the numeric types of RDMA.
 
@@ -99,6 +104,8 @@ pub mod channel;
 #[cfg(feature = "cm")]
 pub mod cm;
 pub mod device;
+#[cfg(feature = "group")]
+pub mod group;
 pub mod memory;
 pub mod prelude;
 pub mod qp;

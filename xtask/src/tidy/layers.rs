@@ -52,6 +52,7 @@ const LAYERS: &[Layer] = &[
             "rdma-cm",
             "rdma-channel",
             "rdma-async",
+            "rdma-group",
         ],
         false,
     ),

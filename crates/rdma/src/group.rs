@@ -1,0 +1,18 @@
+//! Ranks, barriers and collectives, for programs of many processes under any launcher.
+//!
+//! A program begins with [`Group::from_environment`], or with [`Group::builder`] if no launcher states its rank.
+//! ```
+//! # if cfg!(feature = "soft") {
+//! use rdma::group::{Group, Reduction};
+//! use rdma::prelude::*;
+//!
+//! let pd = open_device("soft0")?.allocate_pd()?;
+//! let mut group = Group::builder(&pd, 0, 1, "localhost:7471").join()?;
+//! let mut numbers = [1, 2];
+//! group.all_reduce(&mut numbers, Reduction::Sum)?;
+//! assert_eq!(numbers, [1, 2]); // of a single rank
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+pub use rdma_group::{BarrierAlgorithm, Error, Group, GroupBuilder, Number, Pod, Reduction};
