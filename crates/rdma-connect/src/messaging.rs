@@ -29,7 +29,9 @@ pub use error::MessageError;
 pub use lender::{Lender, LoanRequests};
 pub use mailbox::{Begun, Content, Copied, LongCopy, Mailbox, Received, Start};
 pub use operations::Ticket;
-pub use options::{Options, check_depths, check_limits, depths_of, limits_of, linger_of};
+pub use options::{
+    Options, check_depths, check_limits, depths_of, limits_of, linger_of, message_limits,
+};
 pub use slots::Slots;
 pub use tasks::Waiting;
 pub use window::Window;

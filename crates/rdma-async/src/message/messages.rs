@@ -13,6 +13,7 @@ use std::sync::Arc;
 use rdma_connect::ConnectError;
 use rdma_connect::messaging::{
     Content, MessageError, Options, Slots, Start, check_depths, limits_of, linger_of,
+    message_limits,
 };
 use rdma_mem::Buffer;
 #[cfg(feature = "serde")]
@@ -107,7 +108,7 @@ impl Messages {
         let linger = Linger::new(linger_of(options));
         check_depths(options, connection.inner().depths)?;
         let has_windows = connection.inner().driver.0.windows.known.get() == Some(&true);
-        let limits = limits_of(options, has_windows);
+        let limits = message_limits(options, has_windows, pool.as_blocking());
         let machine = rdma_message::Messages::new(&limits).map_err(io::Error::other)?;
         let mailbox = Mailbox::new(machine, pool.clone(), limits);
         Ok(Self { session: Session::new(connection, slots, mailbox, linger) })

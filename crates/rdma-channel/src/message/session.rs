@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use rdma_connect::Operation;
 use rdma_connect::messaging::{
-    Mailbox, Options, Protocol, Requests as _, StreamState, limits_of, linger_of, report,
+    Mailbox, Options, Protocol, Requests as _, StreamState, linger_of, message_limits, report,
     report_refused,
 };
 use rdma_mem::{Buffer, BufferPool, Forked, ProtectionDomain};
@@ -144,7 +144,7 @@ impl<P: Drive> Session<P> {
         lends: bool,
         protocol: impl FnOnce(&machine::Options) -> io::Result<P>,
     ) -> io::Result<Arc<Self>> {
-        let limits = limits_of(options, lends);
+        let limits = message_limits(options, lends, pool);
         let requests = Requests::new(channel, pool, options, &limits)?;
         let ledger = requests.ledger();
         let session = Self {

@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind};
 use std::time::Duration;
 
+use rdma_mem::BufferPool;
 use rdma_message::Options as Limits;
 use rdma_qp::QueuePairBuilder;
 
@@ -58,7 +59,9 @@ impl Options {
         self
     }
 
-    /// Sets the length of the longest message that this end accepts. Default: 64 MiB.
+    /// Sets the length of the longest message that this end accepts. Default: 64 MiB. If the
+    /// [limit](rdma_mem::BufferPool::set_limit) of the pool is lower when the end is created, it applies instead, because
+    /// a longer message could never be fetched. The peer's `send` of a longer message fails with `TooLong`.
     pub const fn max_message(mut self, bytes: u32) -> Self {
         self.limits.max_message = bytes;
         self
@@ -141,6 +144,18 @@ pub const fn limits_of(options: &Options, lends: bool) -> Limits {
     }
     if limits.fetch_bytes == 0 {
         limits.reads = 0;
+    }
+    limits
+}
+
+/// Returns the limits of the protocol for messages. A message that is longer than the pool may register could never be
+/// fetched, so this end does not accept it.
+#[must_use]
+pub fn message_limits(options: &Options, lends: bool, pool: &BufferPool) -> Limits {
+    let mut limits = limits_of(options, lends);
+    if limits.reads > 0 {
+        let most = u32::try_from(pool.limit()).unwrap_or(u32::MAX);
+        limits.max_message = limits.max_message.min(most);
     }
     limits
 }

@@ -218,6 +218,29 @@ fn a_message_beyond_the_limit_of_the_peer_is_not_sent() {
     });
 }
 
+/// It would wait for memory without end.
+#[test]
+fn a_message_beyond_the_limit_of_the_pool_of_the_peer_is_not_sent() {
+    run_in_one_thread(|| async {
+        let endpoint = endpoint("soft0");
+        let limit = 6 << 20;
+        endpoint.pool().as_blocking().set_limit(limit);
+        let (client, server) = messages(&endpoint, Options::new()).await;
+        let long = message(limit + 1);
+        let error = client.send(&long).await.unwrap_err();
+        let too_long = SendError::TooLong { length: limit + 1, limit: 6 << 20 };
+        assert!(matches!(error, MessageError::NotSent(reason) if reason == too_long), "{error}");
+        // Nothing is fetched, so the pool does not limit the length.
+        let (client, server) = {
+            drop((client, server));
+            messages(&endpoint, Options::new().fetch_bytes(0)).await
+        };
+        let (sent, received) = tokio::join!(client.send(&long), server.receive());
+        sent.unwrap();
+        assert!(*received.unwrap().unwrap() == long[..]);
+    });
+}
+
 #[test]
 fn a_peer_that_does_not_receive_stops_the_sender() {
     run_in_one_thread(|| async {

@@ -3,7 +3,7 @@
 use std::thread;
 
 use rdma_channel::BufferPool;
-use rdma_channel::message::{Messages, Options};
+use rdma_channel::message::{MessageError, Messages, Options, SendError};
 use test_support::events::{Event, Hears};
 use test_support::program::in_own_process;
 
@@ -99,4 +99,16 @@ fn fetched_later(rig: Rig) {
     });
     let received = tracing::subscriber::with_default(hears, || victim.receive());
     assert_eq!(received.unwrap().unwrap().len(), 8 << 20);
+}
+
+#[test]
+fn a_message_beyond_the_limit_of_the_pool_of_the_peer_is_not_sent() {
+    once(|rig| {
+        let limit = 6 << 20;
+        rig.pool.set_limit(limit);
+        let (one, _other) = rig.messages(Options::new());
+        let error = one.send(&bytes(limit + 1)).unwrap_err();
+        let too_long = SendError::TooLong { length: limit + 1, limit: 6 << 20 };
+        assert!(matches!(error, MessageError::NotSent(reason) if reason == too_long), "{error}");
+    });
 }
