@@ -4,7 +4,7 @@
 //! decides how much of a message arrives at a time. It calls `begin`, then `place`, `fetch` or `atomic` until the
 //! message is complete, then `finish`.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use rdma_types::{AccessFlags, AsyncEventKind, Psn, WcOpcode, WcStatus as Status};
 
@@ -14,6 +14,7 @@ use crate::engine::operation::{Opcode, Operation};
 use crate::engine::receive_queue::{Waiter, Waits};
 use crate::engine::responder::side::Responder;
 use crate::engine::station::Station;
+use crate::engine::wire::letter::ExecutedWords;
 use crate::memory::copy::{AtomicWord, Data, Fault, Reach, Segment};
 use crate::memory::grace_period::Visit;
 
@@ -28,6 +29,14 @@ pub(crate) struct Refused {
 /// The refusal for a receive request whose memory cannot be used.
 pub(super) const BAD_RECEIVE: Refused =
     Refused { receive: Status::LOC_PROT_ERR, request: Status::REM_OP_ERR };
+
+/// The bytes at the start of a message that the requester has written itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Placed<'a> {
+    pub(crate) bytes: u32,
+    /// The memory that the requester's process checks, if the letter names any.
+    pub(crate) words: Option<&'a Arc<dyn ExecutedWords>>,
+}
 
 /// The reason why a request that has begun cannot be completed.
 #[derive(Debug, Clone, Copy)]
@@ -149,23 +158,26 @@ impl Inbound<'_> {
         self.remote(operation, length).map(drop)
     }
 
-    /// Checks a WRITE whose first `placed` bytes the requester has written itself. It sends only the `length` bytes after
-    /// them. The requester must also have the right to read them, as each process with a grant has. Otherwise it could
-    /// pass off old bytes, which it does not know, as its message.
+    /// Checks a WRITE that begins with placed bytes, and continues with the `length` bytes of its packet. The requester
+    /// must also have the right to read the bytes, or already have the region's file. Otherwise it could pass off old
+    /// bytes, which it does not know, as its message.
     #[cold]
     pub(crate) fn check_placed(
         &self,
         operation: &Operation,
         length: u64,
-        placed: u64,
+        placed: Placed<'_>,
     ) -> Result<(), Refused> {
+        let (key, bytes) = (operation.rkey, u64::from(placed.bytes));
         let refused = fault_of_request(Status::REM_ACCESS_ERR);
-        let remote_address = operation.remote_address.checked_sub(placed).ok_or(refused)?;
-        let length = placed.saturating_add(length);
+        let remote_address = operation.remote_address.checked_sub(bytes).ok_or(refused)?;
+        let length = bytes.saturating_add(length);
         let check =
             |opcode| self.check(&Operation { opcode, remote_address, ..*operation }, length);
         check(Opcode::Write)?;
-        check(Opcode::Read)
+        // The right may have been taken away after the requester wrote the bytes.
+        let has_file = || placed.words.is_some_and(|words| words.has_file(key));
+        check(Opcode::Read).or_else(|refused| if has_file() { Ok(()) } else { Err(refused) })
     }
 
     /// Executes an atomic, and returns the previous value.

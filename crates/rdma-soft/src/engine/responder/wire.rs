@@ -18,7 +18,7 @@ use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::service::Service;
 use crate::engine::receive_queue::Waits;
 use crate::engine::responder::datagram::{Arrived, Datagram};
-use crate::engine::responder::inbound::{self, Inbound, Refused};
+use crate::engine::responder::inbound::{self, Inbound, Placed, Refused};
 use crate::engine::responder::side::Responder;
 use crate::engine::station::Station;
 use crate::engine::wire::grant::{Given, Visited};
@@ -239,7 +239,7 @@ impl Responder {
         self.holds = wire.acknowledges();
         let mut arrival = Arrival::new(own, self, aftermath);
         let (burst, payload) = (&letter.burst, letter.payload());
-        arrival.placed = letter.placed;
+        arrival.placed = Placed { bytes: letter.placed, words: letter.words.as_ref() };
         arrival.run = Run::of(burst, payload, wire.mtu);
         arrival.waits = wire.is_reliable() && wire.route.outlet.carries_void();
         match &mut wire.protocol {
@@ -391,8 +391,8 @@ struct Arrival<'a> {
     datagram: Option<letter::Datagram>,
     /// The reason why a datagram was dropped, if it was.
     dropped: Option<Reason>,
-    /// The number of bytes that the peer's process has written itself, before those of the packet.
-    placed: u32,
+    /// The bytes that the peer's process has written itself, before those of the packet.
+    placed: Placed<'a>,
     /// The received packets.
     run: Run<'a>,
     /// Whether this queue pair waits to be notified of the next receive request when a packet finds none.
@@ -402,7 +402,7 @@ struct Arrival<'a> {
 impl<'a> Arrival<'a> {
     fn new(own: &'a Station, side: &'a mut Responder, aftermath: &'a mut Aftermath) -> Self {
         let (refused, uses_receive, datagram, dropped) = (None, false, None, None);
-        let (placed, run, waits) = (0, Run::default(), false);
+        let (placed, run, waits) = (Placed::default(), Run::default(), false);
         Self { own, side, aftermath, refused, uses_receive, datagram, dropped, placed, run, waits }
     }
 
@@ -494,8 +494,8 @@ impl Host for Arrival<'_> {
         }
         self.uses_receive = false;
         let length = start.length.unwrap_or_default().into();
-        let placed = self.placed.into();
-        let checked = self.inbound(|inbound, _| match placed {
+        let placed = self.placed;
+        let checked = self.inbound(|inbound, _| match placed.bytes {
             0 => inbound.check(&operation, length),
             _ => inbound.check_placed(&operation, length, placed),
         });
@@ -538,7 +538,7 @@ impl Host for Arrival<'_> {
 
     fn finish(&mut self, start: &MessageStart, end: &MessageEnd) -> Result<(), Stop> {
         let operation = operation(start, Some(end));
-        let length = u64::from(self.placed) + u64::from(end.length);
+        let length = u64::from(self.placed.bytes) + u64::from(end.length);
         let is_send = operation.opcode.is_send();
         let finished = self.inbound(|inbound, aftermath| {
             if is_send && length == 0 {

@@ -79,6 +79,12 @@ pub(crate) trait ExecutedWords: Send + Sync + std::fmt::Debug {
         let _ = want;
     }
 
+    /// Returns true if the process was given the file of the region with this key.
+    fn has_file(&self, key: u32) -> bool {
+        let _ = key;
+        false
+    }
+
     /// Returns the number of the visit in which the connection with this word is, if any. Everything that was revoked
     /// before the call was revoked before the visit, or the visit is found. Returns `None` if the grants have
     /// [ended](Self::end_grants), because the process is known to stay in visits.

@@ -370,6 +370,10 @@ impl ExecutedWords for Inlet {
         self.giver.as_ref()?.lend()
     }
 
+    fn has_file(&self, key: u32) -> bool {
+        self.giver.as_ref().is_some_and(|giver| giver.has_given(key, self))
+    }
+
     fn take_version(&self, index: u32) {
         if let Some(giver) = &self.giver {
             giver.take(index);

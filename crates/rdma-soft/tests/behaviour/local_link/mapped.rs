@@ -254,6 +254,20 @@ fn a_write_with_immediate_fails_without_a_receive() {
     pair.near.peer.end();
 }
 
+/// The peer keeps the right to write, but loses that to read, and with it the grant.
+#[test]
+fn a_write_with_immediate_needs_no_right_to_read() {
+    let mut pair = Pair::new("mapped-notice-unread", &HASTY);
+    let bytes = post_unexpected(&mut pair);
+    pair.near.peer.ask(&format!("permit {}", LOCAL_WRITE | REMOTE_WRITE));
+    pair.near.peer.receive();
+    pair.near.side.send_cq.expect_success(1);
+    let done = Done::IBV_WC_RECV_RDMA_WITH_IMM.0;
+    assert_eq!(pair.near.peer.completion(), (done, LENGTH as u32, 5));
+    assert_eq!(pair.near.peer.sum(0, LENGTH), sum(&bytes));
+    pair.near.peer.end();
+}
+
 /// The grant was valid when the bytes were written, but is revoked before the last packet is executed.
 #[test]
 fn the_last_packet_of_a_write_with_immediate_is_refused_after_a_revocation() {

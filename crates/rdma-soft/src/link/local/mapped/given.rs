@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd as _, BorrowedFd};
+use std::ptr;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -176,6 +177,13 @@ impl Giver {
             wants: Mutex::default(),
             ended: AtomicBool::new(false),
         }
+    }
+
+    /// Returns true if the process with these words was given the file of the region with this key.
+    pub(in crate::link::local) fn has_given(&self, key: u32, words: &dyn ExecutedWords) -> bool {
+        let is_same = |holder: &Holder| ptr::addr_eq(holder.words.as_ptr(), words);
+        let files = locked(&self.files.by_key);
+        files.get(&key).is_some_and(|file| locked(&file.holders).all.iter().any(is_same))
     }
 
     /// Sends the versions to the other process. If that fails, the process gets no grants.
