@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use rdma_sys::{ibv_wc_status as Status, ibv_wr_opcode as Opcode};
+use rdma_sys::{ibv_wc_opcode as Done, ibv_wc_status as Status, ibv_wr_opcode as Opcode};
 use test_support::rig::ALL_ACCESS;
 use test_support::rig::post::Wr;
 
@@ -63,15 +63,18 @@ fn length(random: &mut Random, most: usize) -> usize {
     below(random, most + 1)
 }
 
-/// Returns a random request at this place of the local memory, after the model has executed it. Returns true with it if
-/// it consumes a receive request.
+/// The kind, the length and the immediate data of the completion of a receive request.
+type Received = (u32, u32, u32);
+
+/// Returns a random request at this place of the local memory, after the model has executed it. If it consumes a receive
+/// request, also returns the completion of the receive request.
 fn request(
     random: &mut Random,
     pair: &Pair,
     model: &mut Model,
     from: usize,
     most: usize,
-) -> (Wr, bool) {
+) -> (Wr, Option<Received>) {
     let (memory, (address, key)) = (&pair.near.memory, pair.near.remote);
     let length = length(random, most);
     let to = below(random, LENGTH - length + 1);
@@ -85,37 +88,41 @@ fn request(
     let (wr, part, receives) = match below(random, 8) {
         0..=2 => {
             model.write(from, to, length);
-            (there(Opcode::IBV_WR_RDMA_WRITE), to..to + length, false)
+            (there(Opcode::IBV_WR_RDMA_WRITE), to..to + length, None)
         }
         3..=4 => {
             at(&mut model.near, from, length).copy_from_slice(&model.far[to..to + length]);
             model.fetched.push(to..to + length);
-            return (there(Opcode::IBV_WR_RDMA_READ), false);
+            return (there(Opcode::IBV_WR_RDMA_READ), None);
         }
         5 => {
             let add = random.next();
             model.update(from, word, |old| old.wrapping_add(add));
-            (atomic(Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, add, 0), word..word + 8, false)
+            (atomic(Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, add, 0), word..word + 8, None)
         }
         6 => {
             let current = *model.far[word..].first_chunk().unwrap();
             let expected = u64::from_ne_bytes(current) ^ u64::from(below(random, 3) == 0);
             let swap = random.next();
             model.update(from, word, |old| if old == expected { swap } else { old });
-            (atomic(Opcode::IBV_WR_ATOMIC_CMP_AND_SWP, expected, swap), word..word + 8, false)
+            (atomic(Opcode::IBV_WR_ATOMIC_CMP_AND_SWP, expected, swap), word..word + 8, None)
         }
         // Only long ones are executed without most of their packets.
         7 if below(random, 4) > 0 || !model.has_receives => {
             let length = most - below(random, most / 4);
             let to = below(random, LENGTH - length + 1);
             model.write(from, to, length);
+            let imm = random.next() as u32;
             let wr = Wr::new(0, Opcode::IBV_WR_RDMA_WRITE_WITH_IMM, &[memory.sge(from, length)]);
-            (wr.remote(address + to as u64, key), to..to + length, true)
+            let received = (Done::IBV_WC_RECV_RDMA_WITH_IMM.0, length as u32, imm);
+            let wr = wr.remote(address + to as u64, key).with_imm(imm);
+            (wr, to..to + length, Some(received))
         }
         // The receive requests are at the start of the memory.
         _ => {
             model.write(from, 0, length);
-            (to_send(Opcode::IBV_WR_SEND), 0..length, true)
+            let received = (Done::IBV_WC_RECV.0, length as u32, 0);
+            (to_send(Opcode::IBV_WR_SEND), 0..length, Some(received))
         }
     };
     let is_atomic = ATOMICS.contains(&wr.wr.opcode);
@@ -134,19 +141,20 @@ fn batch(random: &mut Random, pair: &mut Pair, model: &mut Model) {
     let part = LENGTH / count / 8 * 8;
     model.fetched.clear();
     let mut wrs = Vec::new();
-    let (mut received, mut signaled) = (0, 0);
+    let (mut received, mut signaled) = (Vec::new(), 0);
     for n in 0..count {
         let (wr, receives) = request(random, pair, model, n * part, part);
-        received += usize::from(receives);
+        received.extend(receives);
         let is_signaled = n + 1 == count || below(random, 3) > 0;
         signaled += u32::from(is_signaled);
         wrs.push(if is_signaled { wr } else { wr.unsignaled() });
     }
-    if received > 0 {
-        pair.near.peer.receive_all(received);
-    }
-    // The process sets the rights at any time during the batch, or is not running when the batch is posted.
+    // The process sets the rights at any time during the batch, is not running when the batch is posted, or posts its
+    // receive requests after that.
     let event = below(random, 8);
+    if event != 2 {
+        pair.near.peer.receive_all(received.len());
+    }
     match event {
         0 => pair.near.peer.begin_permit(ALL_ACCESS),
         1 => pair.near.peer.stop(),
@@ -156,8 +164,10 @@ fn batch(random: &mut Random, pair: &mut Pair, model: &mut Model) {
         0 => pair.near.side.qp.try_post_list(&wrs).unwrap(),
         _ => wrs.iter().for_each(|wr| pair.near.side.qp.post(wr)),
     }
-    if event == 1 {
-        pair.near.peer.go_on();
+    match event {
+        1 => pair.near.peer.go_on(),
+        2 => pair.near.peer.receive_all(received.len()),
+        _ => {}
     }
     for _ in 0..signaled {
         assert_eq!(pair.near.side.send_cq.next().status, Status::IBV_WC_SUCCESS);
@@ -165,8 +175,8 @@ fn batch(random: &mut Random, pair: &mut Pair, model: &mut Model) {
     if event == 0 {
         pair.near.peer.finish();
     }
-    if received > 0 {
-        pair.near.peer.ask(&format!("completions {received}"));
+    for expected in received {
+        assert_eq!(pair.near.peer.completion(), expected);
     }
 }
 
