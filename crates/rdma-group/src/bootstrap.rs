@@ -1,7 +1,7 @@
 //! The bootstrap: all ranks join at rank 0 over TCP, and get a table of all addresses.
 //!
-//! Rank 0 answers each connection with a challenge. The other end joins with its rank and its address. A process that
-//! is silent, or does not know the secret, gets no further. The connections stay open, for [notices](star).
+//! Rank 0 sends a challenge on each connection. The other end answers with its rank and its address. Rank 0 drops a
+//! process that is silent or does not know the secret. The other connections stay open, for [notices](star).
 
 pub(crate) mod link;
 pub(crate) mod star;
@@ -26,7 +26,7 @@ use crate::error::Error;
 /// The time in which a process must join after it has connected.
 const HALF_OPEN: Duration = Duration::from_secs(10);
 
-/// The number of half-open connections, in addition to one for each rank. The oldest is dropped for another one.
+/// The maximum number of half-open connections, in addition to one for each rank. A further one replaces the oldest.
 const STRANGERS: usize = 64;
 
 /// The time that rank 0 has to send its decision after its own limit.
@@ -115,7 +115,7 @@ fn enter(
     link.agree([Nonce::default(), theirs]);
     link.send(Kind::Join, &join.to_bytes(), until)?;
     link.agree([own, theirs]);
-    // Rank 0 decides within its own limit, which has begun before it received this rank.
+    // Rank 0 decides within its own limit, which began before it received this message.
     match link.receive(after(limit.saturating_add(GRACE)))? {
         (Kind::Table, bytes) => Table::from_bytes(&bytes, settings.world_size)
             .map(Ok)

@@ -60,30 +60,30 @@ impl<'a> GroupBuilder<'a> {
         Self { pd, settings, join_limit: Duration::from_secs(120), limit: LIMIT }
     }
 
-    /// The number of this attempt to form the group. All ranks must agree. After a failure, the ranks that join again
-    /// pass the next number, so that processes of the failed group are refused. Default: 0.
+    /// Sets the number of this attempt to form the group, which must be the same on all ranks. After a failure, the
+    /// ranks that join again pass the next number. Rank 0 then refuses processes of the failed group. Default: 0.
     pub const fn epoch(mut self, epoch: u64) -> Self {
         self.settings.epoch = epoch;
         self
     }
 
-    /// The secret that all ranks share, for example 32 random bytes. Required if rank 0 listens at an address that is
-    /// not of the loopback interface.
+    /// Sets the secret that all ranks share, for example 32 random bytes. A secret is required if rank 0 does not
+    /// listen at a loopback address.
     ///
-    /// It authenticates all messages of joining, and the ranks that connect. It encrypts nothing: a process that can
-    /// read the network can read the data, and one that can change packets can change them.
+    /// The secret authenticates all messages of joining, and the ranks that connect. It encrypts nothing: a process
+    /// that can read or change packets can read or change the data.
     pub fn secret(mut self, secret: &[u8]) -> Self {
         self.settings.secret = Some(secret.to_vec());
         self
     }
 
-    /// The time limit of [`join`](Self::join). Default: 2 minutes. [`Duration::MAX`] means no limit.
+    /// Sets the time limit of [`join`](Self::join). Default: 2 minutes. [`Duration::MAX`] means no limit.
     pub const fn join_limit(mut self, limit: Duration) -> Self {
         self.join_limit = limit;
         self
     }
 
-    /// The time limit of each collective, which includes waiting for the other ranks. Default: 10 minutes.
+    /// Sets the time limit of each collective, which includes waiting for the other ranks. Default: 10 minutes.
     pub const fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
@@ -91,18 +91,19 @@ impl<'a> GroupBuilder<'a> {
 
     /// Waits until all ranks have joined.
     ///
-    /// Rank 0 listens at the address of the group. The other ranks connect to it, and all of them get the addresses of
-    /// all. Ranks connect to each other from the host's address in the route to rank 0. Rank 0 needs a file for each
-    /// rank. Other processes that connect to it are dropped after 10 seconds at the latest.
+    /// Rank 0 listens at the address of the group. The other ranks connect to it, and receive the addresses of all
+    /// ranks. Each of them then listens at the local address of its connection to rank 0. Rank 0 needs a file for each
+    /// rank. If other processes connect, it drops them after at most 10 seconds.
     ///
     /// # Errors
     /// - [`Error::Argument`] if the rank is not less than the size;
-    /// - [`Error::SecretRequired`] without a secret, if other hosts can reach the address;
+    /// - [`Error::SecretRequired`] if there is no secret, but other hosts can reach the address;
     /// - [`Error::Missing`] on rank 0 if ranks are missing at the limit;
-    /// - [`Error::Refused`] on other ranks if rank 0 has refused this one: the epochs or sizes differ, another process
-    ///   has this rank, or ranks are missing;
-    /// - [`Error::Join`] if rank 0 cannot be reached, ends, or has another version or secret;
-    /// - [`Error::Io`] or [`Error::Connect`] if this rank cannot listen.
+    /// - [`Error::Refused`] on other ranks if the epochs or sizes differ, another process has this rank, or ranks are
+    ///   missing at the limit;
+    /// - [`Error::Join`] if rank 0 ends, does not answer, or has another version or secret;
+    /// - [`Error::Io`] if rank 0 cannot listen or cannot be reached, or its name has no address;
+    /// - [`Error::Connect`] if this rank cannot listen.
     pub fn join(self) -> Result<Group, Error> {
         let Self { pd, settings, join_limit, limit } = self;
         let Settings { rank, world_size, .. } = settings;

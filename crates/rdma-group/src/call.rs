@@ -1,4 +1,4 @@
-//! Calls: what all ranks of a group must agree on in a collective. Each message begins with it.
+//! Calls: what all ranks of a group must agree on in a collective. Each message begins with its call.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ pub(crate) enum Kind {
 /// A call of a collective. All ranks of a group must make equal calls in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
-    /// A [`Kind`], or another number if a message is from elsewhere.
+    /// A [`Kind`], or another number in an invalid message.
     pub(crate) kind: u8,
     /// The code of the reduction, or of the algorithm of a barrier; otherwise 0.
     pub(crate) variant: u8,
@@ -35,7 +35,7 @@ pub(crate) struct Call {
     pub(crate) generation: u64,
     /// The length of the buffer in elements, if it is equal on all ranks.
     pub(crate) elements: u64,
-    /// A checksum of the numbers of elements of the ranks; 0 if they are even.
+    /// A checksum of the lengths of the blocks; 0 if all blocks have the same length.
     pub(crate) counts: u64,
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::error::Error;
 
-/// The place of this process in its group, and where the group meets.
+/// The rank of this process, and the group that it joins.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Settings {
     pub(crate) rank: usize,
@@ -37,7 +37,7 @@ struct Launcher {
 /// In order of precedence: Open MPI and PMI come before Slurm, which also sets its variables for their processes.
 const LAUNCHERS: [Launcher; 5] = [
     Launcher {
-        name: "rdmatool run",
+        name: "the launcher",
         rank: "RDMA_RANK",
         world_size: "RDMA_WORLD_SIZE",
         master: only_stated,
@@ -122,13 +122,13 @@ fn only_stated(variables: &Variables<'_>) -> Result<String, Error> {
     variables.text("RDMA_MASTER")
 }
 
-/// The store of torchrun owns the port itself.
+/// Returns the address of torchrun's store, with the next port, because the store listens at its own.
 fn of_torchrun(variables: &Variables<'_>) -> Result<String, Error> {
     let (host, port) = (variables.text("MASTER_ADDR")?, variables.number::<u16>("MASTER_PORT")?);
     Ok(with_port(&host, port.wrapping_add(1)))
 }
 
-/// The job's first host. The port depends on the job, so that jobs of one host differ.
+/// Returns the first host of the step. The port depends on the job and the step, so those on one host differ.
 fn of_slurm(variables: &Variables<'_>) -> Result<String, Error> {
     let hosts = variables.text("SLURM_STEP_NODELIST")?;
     let job: u64 = variables.number("SLURM_JOB_ID")?;
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn launchers_without_an_address_need_it_stated() {
         for (launcher, rank, world_size) in [
-            ("rdmatool run", "RDMA_RANK", "RDMA_WORLD_SIZE"),
+            ("the launcher", "RDMA_RANK", "RDMA_WORLD_SIZE"),
             ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
             ("PMI", "PMI_RANK", "PMI_SIZE"),
         ] {

@@ -7,7 +7,7 @@ use rdma_channel::ConnectError;
 
 /// An error of a group.
 ///
-/// [`Error::Argument`] leaves the group usable. All other errors of a collective close it, on all ranks.
+/// After [`Error::Argument`], the group is still open. All other errors of a collective close it on all ranks.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -44,7 +44,7 @@ pub enum Error {
         /// The address of rank 0.
         address: String,
     },
-    /// The group was not complete in time.
+    /// Ranks were missing at the time limit of joining.
     #[error("ranks {ranks:?} of {world_size} did not join within {limit:?}{}", refused(.last_refused))]
     Missing {
         /// The missing ranks.
@@ -56,7 +56,7 @@ pub enum Error {
         /// The last process that was refused, and the reason.
         last_refused: Option<String>,
     },
-    /// Rank 0 did not accept this process, for this reason.
+    /// Rank 0 refused this process.
     #[error("rank 0 at {address} did not accept rank {rank}: {reason}")]
     Refused {
         /// The address of rank 0.
@@ -66,7 +66,7 @@ pub enum Error {
         /// The reason.
         reason: String,
     },
-    /// The conversation with rank 0 failed.
+    /// Rank 0 ended, did not answer, or sent an invalid message.
     #[error("rank {rank} could not join at {address}: {reason}")]
     Join {
         /// The address of rank 0.

@@ -22,10 +22,9 @@ use crate::world::World;
 /// A collective returns when this rank has done its part. Only a [barrier](Self::barrier) waits for all ranks. Buffers
 /// are ordinary memory: their bytes are copied to and from registered messages of up to 32 KiB.
 ///
-/// Two ranks are connected when both first call a collective that needs the connection, and stay connected. Each
-/// connection takes about 0.6 MiB of registered memory at each end. Trees, doubling and dissemination connect a rank to
-/// at most twice the logarithm of the number of ranks, and rings to two. [`all_to_all`](Self::all_to_all) and
-/// [`BarrierAlgorithm::Centralized`] connect a rank to all others.
+/// Two ranks connect in the first collective in which they exchange data, and stay connected. A connection has about
+/// 0.6 MiB of registered memory at each end. [`all_to_all`](Self::all_to_all) connects all ranks to each other, and
+/// [`BarrierAlgorithm::Centralized`] connects rank 0 to all. Other collectives connect a rank to few others.
 ///
 /// # Failures
 /// If a rank dies or leaves, calls of all others fail with [`Error::Lost`], which names it. If ranks call different
@@ -53,25 +52,25 @@ pub struct Group {
     /// The ranks of the launcher's group that are members, in the order of their ranks in this group.
     members: Vec<usize>,
     member: Member,
-    /// A number that all members share. Groups of one launcher have different ones.
+    /// The identity of the group, which is the same on all its ranks.
     id: u64,
     /// The number of calls.
     generation: u64,
 }
 
 impl Group {
-    /// Joins the group of the launcher: torchrun, Slurm, Open MPI, another launcher with PMI, or `rdmatool run`.
+    /// Joins the group of the launcher: `rdmatool run`, torchrun, Slurm, Open MPI, or another launcher with PMI.
     ///
     /// | launcher | rank and size | address of rank 0, unless `RDMA_MASTER` states it |
     /// |---|---|---|
-    /// | `rdmatool run`, your own | `RDMA_RANK`, `RDMA_WORLD_SIZE` | `RDMA_MASTER` is required |
-    /// | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`, and the port after `MASTER_PORT` |
+    /// | your own | `RDMA_RANK`, `RDMA_WORLD_SIZE` | `RDMA_MASTER` is required |
+    /// | torchrun, `rdmatool run` | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`, and the port after `MASTER_PORT` |
     /// | Open MPI | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` | `RDMA_MASTER` is required |
     /// | PMI | `PMI_RANK`, `PMI_SIZE` | `RDMA_MASTER` is required |
     /// | Slurm | `SLURM_PROCID`, `SLURM_NTASKS` | first host of `SLURM_STEP_NODELIST`, with a port that depends on the job |
     ///
-    /// The first launcher of this list whose rank is set is chosen. torchrun's `TORCHELASTIC_RESTART_COUNT` is the epoch.
-    /// `RDMA_GROUP_SECRET` is the secret.
+    /// If several ranks are set, the first one in this table counts. `TORCHELASTIC_RESTART_COUNT` of torchrun is the
+    /// epoch, and `RDMA_GROUP_SECRET` is the secret.
     ///
     /// # Errors
     /// [`Error::NoLauncher`], [`Error::MissingVariable`] or [`Error::BadVariable`]; otherwise the same errors as
@@ -114,7 +113,7 @@ impl Group {
         self.member.rank
     }
 
-    /// Returns the number of ranks of this group.
+    /// Returns the number of ranks in this group.
     #[must_use]
     pub const fn world_size(&self) -> usize {
         self.member.size
@@ -126,7 +125,7 @@ impl Group {
         self.members.get(rank).map(|rank| self.lock().host(*rank))
     }
 
-    /// Waits until all ranks have called this, with [`BarrierAlgorithm::Dissemination`].
+    /// Waits until all ranks have called a barrier, with [`BarrierAlgorithm::Dissemination`].
     ///
     /// # Errors
     /// See [failures](Self#failures).
@@ -135,7 +134,7 @@ impl Group {
         self.barrier_with(BarrierAlgorithm::default())
     }
 
-    /// Waits until all ranks have called this, with an algorithm.
+    /// Waits until all ranks have called a barrier with the same algorithm.
     ///
     /// # Errors
     /// See [failures](Self#failures).
@@ -316,8 +315,8 @@ impl Group {
         Ok(())
     }
 
-    /// Combines the buffers of all ranks in the buffer of the rank `root`. Afterwards, the buffers of the other ranks
-    /// have unspecified contents.
+    /// Combines the buffers of all ranks, and writes the result to the buffer of the rank `root`. Afterwards, the
+    /// buffers of the other ranks have unspecified contents.
     ///
     /// # Errors
     /// [`Error::Argument`] if there is no such rank; otherwise see [failures](Self#failures).
@@ -332,10 +331,11 @@ impl Group {
         self.reduce_by(Collective::Reduce { root }, buffer, reduction)
     }
 
-    /// Combines the buffers of all ranks in all buffers.
+    /// Combines the buffers of all ranks, and writes the result to all of them.
     ///
-    /// Short buffers, and functions of the program, take recursive doubling. Longer buffers than 64 KiB go around a
-    /// ring, so that each rank sends twice the length of the buffer.
+    /// If a buffer is longer than 64 KiB, and the reduction is not [`Reduction::Custom`], the ranks form a ring. Each
+    /// of them then sends about twice the length of the buffer. Otherwise, the ranks use recursive doubling, which has
+    /// fewer rounds.
     ///
     /// # Errors
     /// See [failures](Self#failures).
@@ -363,8 +363,9 @@ impl Group {
         self.reduce_by(Collective::AllReduce { is_commutative }, buffer, reduction)
     }
 
-    /// Combines the buffers of all ranks. Each rank gets a block of the result, whose range is returned. The rest of its
-    /// buffer has unspecified contents afterwards. The lengths of the blocks differ by at most one element.
+    /// Combines the buffers of all ranks, and writes a block of the result to each buffer. Returns the range of the
+    /// block. The rest of the buffer has unspecified contents afterwards. The lengths of the blocks differ by at most
+    /// one element.
     ///
     /// # Errors
     /// See [failures](Self#failures).
@@ -395,7 +396,7 @@ impl Group {
     /// Divides the group: all ranks that pass the same colour form a new group. Their new ranks are in the order of
     /// `key`, and of their old ranks if the keys are equal.
     ///
-    /// The new group shares the connections of this one. All ranks must call the collectives of both groups in the same
+    /// The new group shares the connections of this one. Its ranks must call the collectives of both groups in the same
     /// order. An error of one group closes both.
     ///
     /// # Errors

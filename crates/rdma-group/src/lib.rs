@@ -1,7 +1,7 @@
 //! Ranks, barriers and collectives over RDMA, for programs of many processes.
 //!
 //! A launcher such as torchrun, Slurm or `mpirun` starts the processes, and states the rank of each. They join a
-//! [`Group`], and call its collectives. A rank that dies ends the calls of all others with an error that names it.
+//! [`Group`], and call its collectives. If a rank dies, the calls of all others fail with an error that names it.
 //!
 //! ```no_run
 //! use rdma_group::{Group, Reduction};
@@ -22,7 +22,7 @@
 //! | wait for all ranks | [`Group::barrier`] |
 //! | copy from one rank to all | [`Group::broadcast`], [`scatter`](Group::scatter), [`scatter_v`](Group::scatter_v) |
 //! | copy from all ranks to one | [`Group::gather`], [`gather_v`](Group::gather_v) |
-//! | copy from all to all | [`Group::all_gather`], [`all_gather_v`](Group::all_gather_v), [`all_to_all`](Group::all_to_all), [`all_to_all_v`](Group::all_to_all_v) |
+//! | copy from all ranks to all | [`Group::all_gather`], [`all_gather_v`](Group::all_gather_v), [`all_to_all`](Group::all_to_all), [`all_to_all_v`](Group::all_to_all_v) |
 //! | combine the numbers of all ranks | [`Group::all_reduce`], [`reduce`](Group::reduce), [`reduce_scatter`](Group::reduce_scatter), with a [`Reduction`] |
 //! | work with some of the ranks | [`Group::split`] |
 //! | set limits, a secret or an epoch | [`GroupBuilder`] |

@@ -68,9 +68,9 @@ numbers! {
 pub enum Reduction<'f, T> {
     /// The sum. Integers wrap around.
     Sum,
-    /// The least element. A floating-point NaN is ignored if the other number is none.
+    /// The least element. If one of two floating-point numbers is NaN, the result is the other.
     Min,
-    /// The greatest element. A floating-point NaN is ignored if the other number is none.
+    /// The greatest element. If one of two floating-point numbers is NaN, the result is the other.
     Max,
     /// A function, which must be associative. It need not be commutative: its first argument is from lower ranks than
     /// its second. All ranks must pass the same function, which is not checked.

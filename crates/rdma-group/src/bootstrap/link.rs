@@ -151,7 +151,7 @@ impl Link {
         Ok(())
     }
 
-    /// Returns what to poll for to await these events.
+    /// Returns an entry for `poll` that waits for these events.
     pub(crate) fn awaited(&self, events: PollFlags) -> PollFd<'_> {
         PollFd::from_borrowed_fd(self.stream.as_fd(), events)
     }
@@ -180,7 +180,7 @@ impl Link {
     /// Waits for the next frame.
     ///
     /// # Errors
-    /// `TimedOut` at the deadline, otherwise those of [`poll_receive`](Self::poll_receive).
+    /// `TimedOut` at the deadline, otherwise the same errors as [`poll_receive`](Self::poll_receive).
     pub(crate) fn receive(&mut self, until: Instant) -> io::Result<(Kind, Vec<u8>)> {
         loop {
             if let Some(frame) = self.poll_receive()? {

@@ -6,11 +6,11 @@ use super::{Action, Member, Schedule, Transfer, depth};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BarrierAlgorithm {
-    /// All ranks notify rank 0, which then notifies all. Two rounds, but rank 0 is connected to all ranks.
+    /// All ranks notify rank 0, which then notifies all. This takes two rounds, but connects rank 0 to all ranks.
     Centralized,
-    /// Notices go up a binary tree to rank 0, and back. At most three peers for each rank.
+    /// Notices pass up a binary tree to rank 0, and then down. Each rank is connected to at most three others.
     BinaryTree,
-    /// In round `k`, each rank notifies the one that is 2^k higher. The fewest rounds: the logarithm of the size.
+    /// In round `k`, each rank notifies the one that is 2^k higher. The number of rounds is the logarithm of the size.
     #[default]
     Dissemination,
 }
