@@ -25,28 +25,34 @@
 //! # Which ends can connect
 //!
 //! On one host, the two ends are in the same process, or in two processes of a user in one network namespace. They use
-//! the same device: soft0 and softib0 are shared by such processes, and so is a NIC. A device of
-//! `rdma_soft::Builder` that is not shared connects ends within its process. Each device has its own ports.
+//! the same device: soft0 and softib0 are shared by such processes, and so is a NIC. A device of `rdma_soft::Builder`
+//! that is not shared connects ends within its process. Each device has its own ports.
 //!
-//! The messages (MADs) of each such connection pass through a Unix socket. A listener binds an abstract name, which consists
-//! of the device's GUID, the port space (TCP) and the port. So the kernel frees the port when the process exits. It
-//! also closes the sockets of the process, so peers are notified at once. Sockets replace packets to QP 1 because all
-//! processes that share a device have the same address.
+//! The messages (MADs) of each such connection pass through a Unix socket. A listener binds an abstract name, which
+//! consists of the device's GUID, the port space (TCP) and the port. So the kernel frees the port when the process
+//! exits. It also closes the sockets of the process, so peers are notified at once. Sockets replace packets to QP 1
+//! because all processes that share a device have the same address.
 //!
 //! A software device that listens (`RDMA_SOFT_LISTEN`, `rdma_soft::Builder::listen`) also connects to other hosts. The
-//! peer there uses this crate, or the kernel's rdma_cm on a SoftRoCE device. The messages are datagrams to queue pair 1 of
-//! the peer's port, so the process that listens at an address owns its ports. A process that is killed sends no message to
-//! another host: the peer's requests then fail after the timeout of its queue pair.
+//! peer on such a host uses this crate, or the kernel's rdma_cm on a SoftRoCE device. The messages are datagrams to QP
+//! 1 of the peer's port. So only the process that listens at an address accepts connections there. If a process is
+//! killed, it sends no message to another host. The peer's requests then fail after the timeout and retries of its
+//! queue pair.
 //!
 //! Datagram services (SIDR) and multicast are not supported. C programs that use librdmacm cannot use this crate.
 //!
 //! # Untrusted peers
 //!
-//! On one host, only processes of the same user are connected. Other hosts are not authenticated. Private data and all other contents of messages are untrusted input.
-//! A listener has at most 128 connections that are not established, and a request needs no queue pair before
-//! [`ConnectionRequest::prepare`]. A full listener closes the oldest socket on which no request has arrived. Each
-//! connection of the host has its own socket, so its messages reach no other connection. Messages of other hosts must
-//! have the source and both communication IDs of their connection. [`EventChannel::counters`] counts those that do not.
+//! On one host, only processes of the same user are connected. Other hosts are not authenticated. Private data and all
+//! other contents of messages are untrusted input. A request needs no queue pair before [`ConnectionRequest::prepare`].
+//!
+//! A listener has at most 128 connections of this host that are not established. If it has as many, it closes the
+//! oldest socket on which no request has arrived. Each connection has its own socket, so its messages reach no other
+//! connection.
+//!
+//! At each local address, a listener also has at most 128 connections of other hosts that are not established. Further
+//! requests are dropped. So are messages whose source and communication IDs are those of no connection.
+//! [`EventChannel::counters`] counts both.
 //!
 //! Sockets refuse files that a process attaches to its messages. Kernels before Linux 6.16 cannot refuse them. There, a
 //! hostile process of any user can send a file that takes long to close. A thread that waits for events then closes this

@@ -28,14 +28,15 @@ pub struct Listener {
 
 impl Listener {
     /// Listens at an address of this host. The address 0.0.0.0 or `::` stands for all of them, and port 0 for a free
-    /// port. 127.0.0.1 and `::1` are the same address, `localhost`. Requests for other addresses are rejected.
+    /// port. 127.0.0.1 and `::1` are the same address, `localhost`. The listener rejects requests for other addresses.
     ///
     /// The listeners of a device have different ports, whatever their IP addresses are. The kernel frees the port when
     /// the process exits. Other hosts reach the listener only at addresses at which the device of this process listens.
     ///
     /// # Errors
-    /// [`Error::PortInUse`]; [`Error::Resolve`] and [`Error::NotOwn`] for other addresses; [`Error::System`] if
-    /// the process cannot open another file.
+    /// [`Error::PortInUse`] if another listener has the port. [`Error::Resolve`] if the name has no address.
+    /// [`Error::NotOwn`] if its addresses are not of this host. [`Error::System`] if the process cannot open another
+    /// file.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind(channel: &EventChannel, address: impl ToSocketAddrs) -> Result<Self, Error> {
         let mut address = channel.own_address(address)?;

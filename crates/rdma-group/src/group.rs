@@ -63,8 +63,8 @@ impl Group {
     ///
     /// | launcher | rank and size | address of rank 0, unless `RDMA_MASTER` states it |
     /// |---|---|---|
-    /// | your own | `RDMA_RANK`, `RDMA_WORLD_SIZE` | `RDMA_MASTER` is required |
-    /// | torchrun, `rdmatool run` | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`, and the port after `MASTER_PORT` |
+    /// | `rdmatool run`, your own | `RDMA_RANK`, `RDMA_WORLD_SIZE` | `RDMA_MASTER` is required |
+    /// | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`, and the port after `MASTER_PORT` |
     /// | Open MPI | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` | `RDMA_MASTER` is required |
     /// | PMI | `PMI_RANK`, `PMI_SIZE` | `RDMA_MASTER` is required |
     /// | Slurm | `SLURM_PROCID`, `SLURM_NTASKS` | first host of `SLURM_STEP_NODELIST`, with a port that depends on the job |

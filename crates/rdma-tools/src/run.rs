@@ -25,7 +25,8 @@ const NOT_FOUND: u8 = 127;
 ///
 /// Each process gets RDMA_RANK, RDMA_WORLD_SIZE, RDMA_MASTER and RDMA_GROUP_SECRET, with which it joins a group of the
 /// crate rdma-group. Rank 0 reads this program's standard input, and the others read none. If a rank fails, the others
-/// are ended. The exit status is that of the rank that failed first (128 plus the number of a signal), or 0.
+/// are ended. The exit status is 0, or that of the rank that failed first (128 plus the number of the signal that killed
+/// it).
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The number of processes
@@ -83,8 +84,8 @@ fn command(arguments: &Arguments, rank: u32, group: &Group) -> Command {
     command
 }
 
-/// Returns the address of rank 0. Unless it is set, this is an address of the loopback interface that depends on this
-/// process. So several groups do not need different ports.
+/// Returns the address of rank 0. Unless it is set, this is a loopback address that depends on this process. So several
+/// groups do not need different ports.
 fn master() -> OsString {
     env::var_os("RDMA_MASTER").unwrap_or_else(|| {
         let [_, high, middle, low] = std::process::id().to_be_bytes();
@@ -92,7 +93,7 @@ fn master() -> OsString {
     })
 }
 
-/// Returns the secret of the group. Unless it is set, it is random. Only processes of this user can read it.
+/// Returns the secret of the group, which is random unless it is set. Only processes of this user can read it.
 fn secret() -> Result<OsString> {
     if let Some(secret) = env::var_os("RDMA_GROUP_SECRET") {
         return Ok(secret);
@@ -112,7 +113,7 @@ fn not_started(error: io::Error, arguments: &Arguments, rank: u32) -> Result<Exi
     Err(error).with_context(|| format!("rank {rank}, {program}, cannot be started"))
 }
 
-/// Receives signals on a thread of their own. Signals of the terminal are left out, because the ranks receive them, too.
+/// Receives signals on a thread of their own. Signals of the terminal are left out: the ranks receive them directly.
 fn signals() -> io::Result<Receiver<i32>> {
     let mut signals = SignalsInfo::<WithOrigin>::new([SIGCHLD, SIGINT, SIGTERM])?;
     let (sender, receiver) = mpsc::channel();
@@ -200,7 +201,7 @@ impl Ranks {
     }
 }
 
-/// Returns the exit status that stands for the end of a process, as in a shell.
+/// Returns the exit status that represents the end of a process, as in a shell.
 fn code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| Some(128 + status.signal()?));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)

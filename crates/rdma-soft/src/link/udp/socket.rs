@@ -114,7 +114,7 @@ impl Socket {
         let socket = self.descriptor.get()?;
         let destination = at(to, self.scope);
         if ecn.is_none() && packets.len() <= segment {
-            // The library always passes control data, which cost the kernel 100 ns.
+            // The library always passes control data, which the kernel takes 100 ns to process.
             return retry_on_intr(|| sendto(socket, packets, SendFlags::empty(), &destination))
                 .map(drop);
         }
