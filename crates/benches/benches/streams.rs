@@ -3,9 +3,9 @@
 //! ```sh
 //! cargo bench -p benches --bench streams
 //! ```
-//! Each write has 64 KiB, and each read has room for as many. `RDMA_DEVICE` names a device other than soft0, and
-//! `RDMA_TURNS` a number of turns other than 9. The median of the turns is printed. `one` or `two` as an argument
-//! selects the number of processes, and `rdma` or `tcp` one of both ways, for profiles.
+//! A write has 64 KiB, and a read takes at most 64 KiB. `RDMA_DEVICE` names a device other than soft0, and `RDMA_TURNS`
+//! a number of turns other than 9. The bench prints the median of the turns. For profiles, the argument `one` or `two`
+//! selects the number of processes, and `rdma` or `tcp` selects streams or TCP.
 #![allow(clippy::panic)] // a failing bench reports it
 
 use std::env;
@@ -50,7 +50,7 @@ fn endpoint() -> Outcome<Endpoint> {
     Ok(Endpoint::new(&open_device(&device)?)?)
 }
 
-/// Reads what the clients of both ways send. Returns the addresses.
+/// Reads from clients that connect by RDMA or by TCP. Returns both addresses.
 async fn serve() -> Outcome<[String; 2]> {
     let rdma = endpoint()?.listen_for_streams(ANY, Options::new()).await?;
     let tcp = TcpListener::bind(ANY).await?;

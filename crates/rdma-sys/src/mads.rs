@@ -29,7 +29,7 @@ pub struct Mads {
     pub send: unsafe extern "C" fn(context: *mut ibv_context, mad: *const AddressedMad) -> c_int,
 }
 
-/// A management datagram from the queue pair 1 of one port to that of another.
+/// A management datagram from queue pair 1 of one port to that of another.
 ///
 /// # Examples
 /// ```
@@ -85,9 +85,9 @@ impl Verbs {
     /// its datagrams are read.
     ///
     /// Each read returns one message of [`AddressedMad::LEN`] bytes. The provider has checked the
-    /// packet: its Q_Key, its partition, its length, and that queue pair 1 sent it. The source is
-    /// the packet's. Messages that the program does not read in time are lost. If the function is
-    /// called again, later messages arrive at the newest file only.
+    /// packet's Q_Key, partition and length, and that queue pair 1 sent it. The source in the message
+    /// is that of the packet. Messages that the program does not read in time are lost. If the
+    /// function is called again, only the newest file receives later messages.
     ///
     /// # Errors
     /// [`Errno::EOPNOTSUPP`] if the device exchanges no datagrams with other hosts.
@@ -124,11 +124,11 @@ impl Verbs {
         Errno::check(returned).map(|()| source)
     }
 
-    /// Sends a datagram from queue pair 1 of a port, as unreliably as all datagrams. Never waits.
+    /// Sends a datagram from queue pair 1 of a port. Never waits. Like any datagram, it can be lost.
     ///
     /// # Errors
     /// [`Errno::EOPNOTSUPP`] if the device exchanges no datagrams with other hosts.
-    /// [`Errno::EINVAL`] if the source is not an address from which it sends them.
+    /// [`Errno::EINVAL`] if the source is not an address at which the device listens.
     ///
     /// # Safety
     /// `context` is a live context from this table.

@@ -15,8 +15,8 @@ use super::{BYTES, Ends, LARGEST, Work};
 
 const ROUND_TRIPS: u64 = 100_000;
 const ROUND_WRITES: u64 = 200_000;
-/// Requests use local memory from the beginning of a page on, as that of `rdma-mem`. A copy is slower if its sink is up to
-/// 64 bytes further into its page than its source.
+/// Requests use local memory that begins at a page, like that of `rdma-mem`. A copy is slower if its destination is up
+/// to 64 bytes further into its page than its source.
 pub(crate) const PAGE: usize = 4096;
 
 /// The work of a round.

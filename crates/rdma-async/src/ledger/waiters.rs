@@ -9,7 +9,7 @@ use super::slots::Side;
 use crate::sync::{Mutex, Notify};
 
 /// The connections of a control connection that were closed, or whose send queues have drained, since its task last
-/// looked. So the task looks only at these, and not at all of its connections.
+/// settled connections. So the task settles only these, and not all of its connections.
 #[derive(Debug)]
 pub(crate) struct Changes {
     numbers: Mutex<BTreeSet<u32>>,
@@ -17,7 +17,7 @@ pub(crate) struct Changes {
 }
 
 impl Changes {
-    /// Creates an empty set, which notifies this task.
+    /// Creates an empty set that notifies this task of each addition.
     pub(crate) fn new(task: Arc<Notify>) -> Self {
         Self { numbers: Mutex::default(), task }
     }

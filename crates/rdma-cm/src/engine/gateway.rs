@@ -34,7 +34,7 @@ impl Gateway {
         self.member.send(self.local, transmit);
     }
 
-    /// Handles one expired timer. Returns `None` if there is no other one.
+    /// Handles one expired timer. Returns `None` if no timer has expired.
     pub(super) fn expire(&self, now: Time) -> Option<Output<'static>> {
         let output = self.manage(|manager| manager.expire(now))?;
         if let Some(transmit) = &output.transmit {

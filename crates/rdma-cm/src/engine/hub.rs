@@ -1,4 +1,4 @@
-//! The channels of a process that share the queue pair 1 of a device.
+//! The channels of a process that share queue pair 1 of a device.
 //!
 //! A MAD that arrives can be for any of these channels. The thread that reads it passes it on. A REQ goes to the channel
 //! that listens to the service. Any other message goes to the channel whose slot is in the receiver's communication ID.
@@ -17,9 +17,9 @@ use rustix::io::{Errno, read, write};
 use super::mads::Mads;
 use crate::error::Error;
 
-/// The MADs that a thread reads before it handles those of its own channel.
+/// The maximum number of MADs that a thread reads before it handles those of its own channel.
 const READS: u32 = 64;
-/// The number of MADs that wait for a channel. Further ones are dropped, and their senders repeat them.
+/// The maximum number of MADs that wait for a channel. Further ones are dropped, and their senders repeat them.
 const WAITING: usize = 256;
 /// The number of slots: the upper 12 bits of a communication ID.
 const SLOTS: u16 = 1 << 12;
@@ -147,7 +147,7 @@ impl Member {
         let inbox = Arc::new(Inbox { mads: Mutex::default(), signal });
         let mut routes = locked(&hub.routes);
         let Routes { inboxes, next, .. } = &mut *routes;
-        // A slot is not used again soon, so late messages find no other channel.
+        // A slot is not reused soon, so that late messages reach no other channel.
         let mut slots = (0..SLOTS).map(|n| next.wrapping_add(n) % SLOTS);
         let slot = slots.find(|slot| !inboxes.contains_key(slot));
         let slot = slot.ok_or(Errno::MFILE).map_err(&failed)?;

@@ -40,8 +40,8 @@ pub(crate) fn open_mads(networks: &[Arc<dyn Network>]) -> Result<OwnedFd, Refusa
     networks.first().ok_or(Refusal::Unsupported)?.open_mads()
 }
 
-/// Returns the local address from which MADs to an address are sent. The host's route to the address begins there. If
-/// the device does not listen at the beginning of the route, returns the first address that reaches the remote one.
+/// Returns the local address from which MADs to an address are sent: the source address of the host's route. If the
+/// device does not listen there, returns its first address of the same IP version, if that reaches the destination.
 pub(crate) fn mad_source(networks: &[Arc<dyn Network>], remote: Gid) -> Result<Gid, Refusal> {
     let of_version = |network: &&Arc<dyn Network>| {
         network.address().gid.is_ipv4_mapped() == remote.is_ipv4_mapped()

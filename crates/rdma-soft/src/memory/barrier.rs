@@ -124,7 +124,7 @@ mod kernel {
     }
 }
 
-/// Registers with the kernel, so that [`prepare`] takes no time. The caller holds no lock.
+/// Registers the process with the kernel, so that a later [`prepare`] is fast. The caller holds no lock.
 pub(super) fn register() {
     KERNEL.register();
 }

@@ -139,8 +139,8 @@ impl Drop for Visit {
     }
 }
 
-/// Makes a later [`prepare`] fast if the process has no other threads yet. Many programs open their device before they
-/// start threads. The caller holds no lock.
+/// Registers the process for the barrier, so that a later [`prepare`] is fast. This call is fast if the process has no
+/// other threads, and many programs open their device before they start threads. The caller holds no lock.
 pub(crate) fn register() {
     barrier::register();
 }

@@ -159,8 +159,8 @@ impl Inbound<'_> {
     }
 
     /// Checks a WRITE that begins with placed bytes, and continues with the `length` bytes of its packet. The requester
-    /// must also have the right to read the bytes, or already have the region's file. Otherwise it could pass off old
-    /// bytes, which it does not know, as its message.
+    /// must also have the right to read the placed bytes, or already have the region's file. Otherwise, it could present
+    /// old bytes, which it does not know, as its message.
     #[cold]
     pub(crate) fn check_placed(
         &self,

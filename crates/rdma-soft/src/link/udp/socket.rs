@@ -154,7 +154,7 @@ impl Socket {
         self.source_to(to).map(|_| ())
     }
 
-    /// Returns the address at which the host's route to an address begins.
+    /// Returns the source address of the host's route to an address.
     pub(super) fn source_to(&self, to: IpAddr) -> Result<IpAddr> {
         let probe = Descriptor::open(|| datagrams(to.is_ipv4()))?;
         connect(probe.get()?, &at(to, self.scope))?;
