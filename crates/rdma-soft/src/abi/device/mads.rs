@@ -1,4 +1,4 @@
-//! Queue pair 1. These are no verbs of libibverbs; see [`Verbs::mads`](rdma_sys::Verbs#structfield.mads).
+//! Queue pair 1. libibverbs has no such functions; see [`Verbs::mads`](rdma_sys::Verbs#structfield.mads).
 
 use std::ffi::c_int;
 use std::os::fd::IntoRawFd;

@@ -52,7 +52,7 @@ pub(super) struct PortReceiver {
     interface: Option<u32>,
     /// The sender that uses the same socket, if there is one.
     outgoing: Option<Arc<Outgoing>>,
-    /// The receiver of packets for queue pair 1. A group has none.
+    /// The receiver of packets for queue pair 1. A multicast group has none.
     mads: Option<Arc<Mads>>,
     /// Locked by the thread that reads, so that packets stay in order.
     reading: Mutex<Reading>,
