@@ -11,6 +11,8 @@ pub(crate) mod channel_blocking;
 pub(crate) mod echo;
 #[path = "../../examples/failover.rs"]
 pub(crate) mod failover;
+#[path = "../../examples/gradient_descent.rs"]
+pub(crate) mod gradient_descent;
 #[path = "../../examples/kv.rs"]
 pub(crate) mod kv;
 #[path = "../../examples/multi_channel.rs"]

@@ -5,7 +5,7 @@ use test_support::features::Feature;
 
 use crate::common::lacks;
 use crate::examples::{
-    atomics, channel, channel_blocking, echo, failover, multi_channel,
+    atomics, channel, channel_blocking, echo, failover, gradient_descent, multi_channel,
     multi_channel_scatter_gather, pingpong, replication, shared_memory, srq, ud_pingpong, windows,
 };
 
@@ -58,6 +58,17 @@ fn every_thread_draws_distinct_numbers_and_the_lock_protects_the_sum() {
             let client = format!("{device}: {threads} threads drew {numbers} numbers each");
             assert_eq!(line, format!("{owner}\n{client}"));
         }
+    }
+}
+
+#[test]
+fn a_group_of_one_rank_fits_a_line() {
+    for device in ["soft0", "softib0"] {
+        let options = ["gradient_descent", "--device", device, "--points", "500"];
+        let report = gradient_descent::run(&gradient_descent::Arguments::parse_from(options));
+        let report = report.unwrap();
+        assert!(report.ends_with("rank 0 of 1: y = 3.00 x + -1.00"), "{report}");
+        assert_eq!(report.lines().count(), 8, "{report}");
     }
 }
 
