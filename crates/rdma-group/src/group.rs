@@ -22,9 +22,9 @@ use crate::world::World;
 /// A collective returns when this rank has done its part. Only a [barrier](Self::barrier) waits for all ranks. Buffers
 /// are ordinary memory: their bytes are copied to and from registered messages of up to 32 KiB.
 ///
-/// Two ranks connect in the first collective in which they exchange data, and stay connected. A connection has about
-/// 0.6 MiB of registered memory at each end. [`all_to_all`](Self::all_to_all) connects all ranks to each other, and
-/// [`BarrierAlgorithm::Centralized`] connects rank 0 to all. Other collectives connect a rank to few others.
+/// Two ranks connect in the first collective in which they exchange messages, and stay connected. A connection has
+/// about 0.6 MiB of registered memory at each end. [`all_to_all`](Self::all_to_all) connects all ranks to each other,
+/// and [`BarrierAlgorithm::Centralized`] connects rank 0 to all. Other collectives connect a rank to few others.
 ///
 /// # Failures
 /// If a rank dies or leaves, calls of all others fail with [`Error::Lost`], which names it. If ranks call different
