@@ -202,21 +202,24 @@ impl<'s> Root<'s> {
         wait_for(&files, first.map_or(until, |first| first.min(until))).map(drop)
     }
 
+    /// Accepts a limited number of processes, so that a flood of them does not prevent other work.
     fn accept(&mut self) -> io::Result<()> {
-        loop {
+        for _ in 0..self.most_half_open() {
             let (stream, address) = match self.listener.accept() {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 // The client has gone.
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
-                Err(error) => return Err(error),
+                // Most often, too many files are open.
+                Err(error) => {
+                    if !self.drop_oldest() {
+                        return Err(error);
+                    }
+                    continue;
+                }
             };
             if self.half_open.len() >= self.most_half_open() {
-                // A rank whose message has arrived is not dropped.
-                self.serve();
-            }
-            if self.half_open.len() >= self.most_half_open() {
-                self.half_open.pop_front();
+                self.drop_oldest();
             }
             let nonce = nonce()?;
             let mut link = Link::new(stream, Arc::clone(self.keys), true, Join::MOST)?;
@@ -227,6 +230,18 @@ impl<'s> Root<'s> {
                 self.half_open.push_back(HalfOpen { link, address, nonce, until });
             }
         }
+        Ok(())
+    }
+
+    /// Drops a process that has not joined, after those whose messages have arrived have joined. Returns false if none
+    /// was half-open.
+    fn drop_oldest(&mut self) -> bool {
+        let before = self.half_open.len();
+        self.serve();
+        if self.half_open.len() == before {
+            self.half_open.pop_front();
+        }
+        self.half_open.len() < before
     }
 
     const fn most_half_open(&self) -> usize {

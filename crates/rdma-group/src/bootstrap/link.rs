@@ -4,7 +4,7 @@
 //! own key. Without a secret, the keys are those of an empty secret. Frames are not encrypted.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -127,7 +127,11 @@ impl Link {
         self.nonces = nonces;
     }
 
-    /// Sends a frame. Waits until the deadline for room in the socket.
+    /// Sends a frame. Waits until the deadline for room in the socket. If this fails, the stream ends, because the other
+    /// end cannot decode what follows a part of a frame.
+    ///
+    /// # Errors
+    /// `TimedOut` at the deadline, otherwise an error of the socket.
     pub(crate) fn send(&mut self, kind: Kind, payload: &[u8], until: Instant) -> io::Result<()> {
         let mut frame = MAGIC.to_vec();
         frame.extend_from_slice(&VERSION.to_le_bytes());
@@ -137,12 +141,21 @@ impl Link {
         let key = if self.is_root { &self.keys.from_root } else { &self.keys.to_root };
         let tag = tag(key, &[&self.nonces.concat(), &frame]);
         frame.extend_from_slice(&tag);
-        let mut rest = &frame[..];
+        let sent = self.write(&frame, until);
+        if sent.is_err() {
+            let _ = self.stream.shutdown(Shutdown::Both);
+        }
+        sent
+    }
+
+    fn write(&mut self, mut rest: &[u8], until: Instant) -> io::Result<()> {
         while !rest.is_empty() {
             match self.stream.write(rest) {
                 Ok(written) => rest = rest.get(written..).unwrap_or_default(),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    wait_for(&[self.awaited(PollFlags::OUT)], until)?;
+                    if !wait_for(&[self.awaited(PollFlags::OUT)], until)? {
+                        return Err(ErrorKind::TimedOut.into());
+                    }
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),

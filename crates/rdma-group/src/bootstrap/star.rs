@@ -59,11 +59,13 @@ impl Star {
     /// Sends the table to all ranks. A rank that cannot receive it is lost.
     pub(super) fn send_table(&mut self, table: &Table, until: Instant) {
         let bytes = table.to_bytes();
-        for rank in 0..self.links.len() {
-            let Some(link) = self.links.get_mut(rank).and_then(Option::as_mut) else { continue };
-            if link.send(Kind::Table, &bytes, until).is_err() {
-                self.close(Notice::lost(rank));
-            }
+        let send = |(rank, link): (usize, &mut Option<Link>)| {
+            link.as_mut()?.send(Kind::Table, &bytes, until).err().map(|_| rank)
+        };
+        // A rank that gets a notice before the table cannot join.
+        let lost: Vec<_> = self.links.iter_mut().enumerate().filter_map(send).collect();
+        if let Some(first) = lost.first() {
+            self.close(Notice::lost(*first));
         }
     }
 

@@ -1,6 +1,11 @@
 use std::io::{Read as _, Write as _};
+use std::iter;
+use std::net::Ipv4Addr;
+use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread::{self, ScopedJoinHandle};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::*;
 
@@ -84,6 +89,8 @@ fn strangers_do_not_drop_a_rank_whose_message_has_arrived() {
     root.accept().unwrap();
     assert!(root.joined[1].is_some());
     assert_eq!(root.half_open.len() + 1, strangers.len());
+    // The last one still waits, so a flood does not keep rank 0 from its other work.
+    root.listener.accept().unwrap();
 }
 
 #[test]
@@ -202,4 +209,63 @@ fn an_address_that_other_hosts_reach_needs_a_secret() {
     let open = Settings { master: "192.0.2.1:7".to_owned(), ..settings(1, 2, free_address()) };
     let error = text(join_as(&open, LIMIT));
     assert!(error.contains("192.0.2.1:7") && error.contains("set RDMA_GROUP_SECRET"), "{error}");
+}
+
+/// Returns both ends of a connection, with rank 0's first.
+fn pair(keys: &Arc<Keys>) -> [Link; 2] {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let ends = [(listener.accept().unwrap().0, true), (other, false)];
+    ends.map(|(stream, is_root)| Link::new(stream, Arc::clone(keys), is_root, 1000).unwrap())
+}
+
+/// Sends until the socket has no room. Returns the error.
+fn until_full(link: &mut Link) -> io::Error {
+    let long = vec![0; 1 << 20];
+    iter::from_fn(|| Some(link.send(Kind::Table, &long, Instant::now())))
+        .find_map(Result::err)
+        .unwrap()
+}
+
+#[test]
+fn a_send_to_a_rank_that_reads_nothing_ends_at_the_deadline() {
+    let [mut root, _silent] = pair(&Arc::new(Keys::new(b"")));
+    assert_eq!(until_full(&mut root).kind(), ErrorKind::TimedOut);
+    assert!(root.send(Kind::Notice, &[], Instant::now()).is_err());
+}
+
+#[test]
+fn all_ranks_get_the_table_before_the_notice_of_a_lost_one() {
+    let keys = Arc::new(Keys::new(b""));
+    let [[mut lost, _gone], [root, mut other]] = [pair(&keys), pair(&keys)];
+    until_full(&mut lost);
+    let entry = Entry { address: ([127, 0, 0, 1], 9).into(), host: "host".to_owned() };
+    let table = Table { session: [7; 16], entries: vec![entry; 3] };
+    let until = Instant::now() + LIMIT;
+    Star::new(0, vec![None, Some(lost), Some(root)]).send_table(&table, until);
+    for expected in [Kind::Table, Kind::Notice] {
+        assert_eq!(other.receive(until).unwrap().0, expected);
+    }
+}
+
+#[test]
+fn strangers_that_use_all_files_do_not_end_the_group() {
+    test_support::program::in_own_process(
+        "bootstrap::tests::strangers_that_use_all_files_do_not_end_the_group",
+        || {
+            let master = free_address();
+            let (settings, keys) = (settings(0, 3, master), Arc::new(Keys::new(b"")));
+            let mut root = root(&settings, &keys, LIMIT);
+            let strangers: Vec<_> = (0..32).map(|_| stranger(master)).collect();
+            let last = strangers[31].as_raw_fd();
+            let _link = enter_as(1, master, || {
+                let limit = getrlimit(Resource::Nofile);
+                let current = u64::try_from(last + 8).ok();
+                setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+                root.accept().unwrap();
+            });
+            root.serve();
+            assert!(root.joined[1].is_some());
+        },
+    );
 }
