@@ -96,7 +96,7 @@ impl<'a> GroupBuilder<'a> {
     /// rank. If other processes connect, it drops them after at most 10 seconds.
     ///
     /// # Errors
-    /// - [`Error::Argument`] if the rank is not less than the size;
+    /// - [`Error::Argument`] if the rank is not less than the size, or the size is greater than 65,536;
     /// - [`Error::SecretRequired`] if there is no secret, but other hosts can reach the address;
     /// - [`Error::Missing`] on rank 0 if ranks are missing at the limit;
     /// - [`Error::Refused`] on other ranks if the epochs or sizes differ, another process has this rank, or ranks are
@@ -111,6 +111,14 @@ impl<'a> GroupBuilder<'a> {
             let text = format!("rank {rank} is outside a group of {world_size} ranks");
             return Err(Error::Argument(text));
         }
+        if world_size > MOST_RANKS {
+            let text =
+                format!("a group has at most {MOST_RANKS} ranks, but the size is {world_size}");
+            return Err(Error::Argument(text));
+        }
         Ok(Group::new(World::join(pd, &settings, join_limit, limit)?))
     }
 }
+
+/// The maximum size of a group. Rank 0 allocates a place for each rank before any has joined.
+const MOST_RANKS: usize = 65_536;

@@ -27,8 +27,8 @@ pub(crate) struct Call {
     pub(crate) variant: u8,
     /// The code of the type of number; 0 if the collective reduces nothing.
     pub(crate) number: u8,
-    pub(crate) element_bytes: u8,
     pub(crate) root: u32,
+    pub(crate) element_bytes: u64,
     /// The identity of the group.
     pub(crate) group: u64,
     /// The number of earlier calls of the group.
@@ -41,13 +41,14 @@ pub(crate) struct Call {
 
 impl Call {
     /// The length of the header of a message. It keeps numbers of 8 bytes aligned.
-    pub(crate) const BYTES: usize = 40;
+    pub(crate) const BYTES: usize = 48;
 
     pub(crate) fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
-        bytes[..4].copy_from_slice(&[self.kind, self.variant, self.number, self.element_bytes]);
+        bytes[..3].copy_from_slice(&[self.kind, self.variant, self.number]);
         bytes[4..8].copy_from_slice(&self.root.to_le_bytes());
-        let words = [self.group, self.generation, self.elements, self.counts];
+        let Self { element_bytes, group, generation, elements, counts, .. } = self;
+        let words = [element_bytes, group, generation, elements, counts];
         for (place, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
@@ -57,10 +58,11 @@ impl Call {
     /// Splits a message into the call and the data. Returns `None` if it is too short.
     pub(crate) fn split(message: &[u8]) -> Option<(Self, &[u8])> {
         let (header, data) = message.split_first_chunk::<{ Self::BYTES }>()?;
-        let [kind, variant, number, element_bytes, ..] = *header;
+        let [kind, variant, number, ..] = *header;
         let (head, words) = header.split_first_chunk::<8>()?;
         let root = u32::from_le_bytes(*head.last_chunk()?);
         let mut words = words.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+        let element_bytes = words.next()?;
         let (group, generation) = (words.next()?, words.next()?);
         let (elements, counts) = (words.next()?, words.next()?);
         let call = Self {

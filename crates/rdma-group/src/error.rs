@@ -7,7 +7,8 @@ use rdma_channel::ConnectError;
 
 /// An error of a group.
 ///
-/// After [`Error::Argument`], the group is still open. All other errors of a collective close it on all ranks.
+/// After [`Error::Argument`], the group is still open. All other errors of a collective close it on all ranks. The
+/// exception is the error of a forked child, [`Error::Device`], which does not affect the group.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

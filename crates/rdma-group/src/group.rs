@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::Pod;
@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::reduction::{Combine, Number, Reduction, combine};
 use crate::run::Run;
 use crate::schedule::{BarrierAlgorithm, Blocks, Member};
+use crate::shared_world::SharedWorld;
 use crate::world::World;
 
 /// A group of ranks, which are processes that call the same collectives in the same order.
@@ -48,7 +49,7 @@ use crate::world::World;
 /// # Ok::<(), rdma_group::Error>(())
 /// ```
 pub struct Group {
-    world: Arc<Mutex<World>>,
+    world: Arc<SharedWorld>,
     /// The ranks of the launcher's group that are members, in the order of their ranks in this group.
     members: Vec<usize>,
     member: Member,
@@ -104,7 +105,8 @@ impl Group {
     pub(crate) fn new(world: World) -> Self {
         let (rank, size) = (world.rank, world.entries.len());
         let (members, member) = ((0..size).collect(), Member { rank, size });
-        Self { world: Arc::new(Mutex::new(world)), members, member, id: 0, generation: 0 }
+        let world = Arc::new(SharedWorld::new(world));
+        Self { world, members, member, id: 0, generation: 0 }
     }
 
     /// Returns the rank of this process in this group, counted from 0.
@@ -122,7 +124,7 @@ impl Group {
     /// Returns the name of the host of a rank, or `None` if the group has no such rank.
     #[must_use]
     pub fn host(&self, rank: usize) -> Option<String> {
-        self.members.get(rank).map(|rank| self.lock().host(*rank))
+        self.members.get(rank).map(|rank| self.world.host(*rank))
     }
 
     /// Waits until all ranks have called a barrier, with [`BarrierAlgorithm::Dissemination`].
@@ -435,10 +437,6 @@ impl Group {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, World> {
-        self.world.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn check_root(&self, root: usize) -> Result<(), Error> {
         let size = self.member.size;
         if root < size {
@@ -512,16 +510,17 @@ impl Group {
             kind: collective.kind() as u8,
             variant: details.variant,
             number: details.number,
-            element_bytes: u8::try_from(details.element_bytes).unwrap_or(u8::MAX),
             root: u32::try_from(collective.root()).unwrap_or(u32::MAX),
+            element_bytes: details.element_bytes as u64,
             group: self.id,
             generation: self.generation,
             elements: details.elements as u64,
             counts: details.counts,
         };
+        let mut world = self.world.enter()?;
         self.generation += 1;
         let schedule = collective.schedule(self.member, buffer.len(), size_of::<T>());
-        self.lock().execute(&self.members, Run::new(call, schedule, buffer, combine))
+        world.execute(&self.members, Run::new(call, schedule, buffer, combine))
     }
 }
 

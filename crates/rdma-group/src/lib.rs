@@ -41,6 +41,7 @@ mod group;
 mod reduction;
 mod run;
 mod schedule;
+mod shared_world;
 mod world;
 
 pub use builder::GroupBuilder;

@@ -73,7 +73,8 @@ pub enum Reduction<'f, T> {
     /// The greatest element. If one of two floating-point numbers is NaN, the result is the other.
     Max,
     /// A function, which must be associative. It need not be commutative: its first argument is from lower ranks than
-    /// its second. All ranks must pass the same function, which is not checked.
+    /// its second. All ranks must pass the same function, which is not checked. If it panics, the group is closed. If it
+    /// calls a collective of a subgroup, that call fails.
     Custom(&'f dyn Fn(T, T) -> T),
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,7 +29,7 @@ const CHECK: Duration = Duration::from_millis(20);
 pub(crate) struct World {
     pub(crate) rank: usize,
     pub(crate) entries: Vec<Entry>,
-    pd: ProtectionDomain,
+    pub(crate) pd: ProtectionDomain,
     pool: BufferPool,
     options: Options,
     limit: Duration,
@@ -107,7 +108,7 @@ impl World {
         })
     }
 
-    pub(crate) fn host(&self, rank: usize) -> String {
+    fn host(&self, rank: usize) -> String {
         self.entries.get(rank).map(|entry| entry.host.clone()).unwrap_or_default()
     }
 
@@ -118,13 +119,19 @@ impl World {
         run: Run<'_, T>,
     ) -> Result<(), Error> {
         let Some(mut connections) = self.connections.take() else { return Err(Error::Closed) };
-        match self.proceed(&mut connections, members, run) {
-            Ok(()) => {
+        let proceed = AssertUnwindSafe(|| self.proceed(&mut connections, members, run));
+        // The connections end after the report.
+        match panic::catch_unwind(proceed) {
+            Ok(Ok(())) => {
                 self.connections = Some(connections);
                 Ok(())
             }
-            // The connections end after the report.
-            Err(failure) => Err(self.report(failure)),
+            Ok(Err(failure)) => Err(self.report(failure)),
+            Err(payload) => {
+                let error = "its function panicked".to_owned();
+                self.star.report(Notice { rank: self.rank, error });
+                panic::resume_unwind(payload)
+            }
         }
     }
 
@@ -217,6 +224,9 @@ impl World {
                 peers.get_mut(peer).map(|place| place.insert(messages));
             }
             self.check(missing, until)?;
+            if self.star.has_left(missing) {
+                return Err(Failure::Lost(missing));
+            }
         }
         Ok(())
     }
@@ -333,10 +343,10 @@ impl World {
     }
 }
 
-/// Notifies rank 0 that this rank leaves, unless the group is closed.
+/// Notifies rank 0 that this rank leaves, unless the group is closed or belongs to the parent of this process.
 impl Drop for World {
     fn drop(&mut self) {
-        if self.connections.is_some() {
+        if self.connections.is_some() && self.pd.check_process().is_ok() {
             self.star.leave();
         }
     }

@@ -104,6 +104,11 @@ impl Star {
         reports
     }
 
+    /// Returns true if that rank is rank 0, and has left without an error.
+    pub(crate) fn has_left(&self, rank: usize) -> bool {
+        rank == 0 && self.rank != 0 && self.links.iter().all(Option::is_none)
+    }
+
     /// Closes the group: sends the reason to all other ends.
     fn close(&mut self, notice: Notice) {
         self.send(&notice);

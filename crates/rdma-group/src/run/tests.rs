@@ -339,7 +339,7 @@ fn a_message_of_another_call_or_length_is_refused() {
     assert_eq!(run.received(&message), Err(Mismatch::Call(later)));
     let short = [&NO_CALL.to_bytes()[..], &[7; 15]].concat();
     assert_eq!(run.received(&short), Err(Mismatch::Length { found: 15, expected: 16 }));
-    assert_eq!(run.received(&[1]), Err(Mismatch::Length { found: 1, expected: 56 }));
+    assert_eq!(run.received(&[1]), Err(Mismatch::Length { found: 1, expected: 64 }));
     run.received(&[&NO_CALL.to_bytes()[..], &[7; 16]].concat()).unwrap();
     assert!(matches!(run.next(), Next::Done));
     assert_eq!(buffer, [0x0707_0707_0707_0707; 2]);

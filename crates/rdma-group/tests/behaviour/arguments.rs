@@ -59,3 +59,49 @@ fn a_rank_that_does_not_take_part_is_named_after_the_limit() {
         other.join().unwrap();
     });
 }
+
+#[test]
+fn a_group_of_more_ranks_than_fit_is_refused() {
+    let pd = domain();
+    for rank in [0, 1] {
+        let error = text(Group::builder(&pd, rank, usize::MAX, &free_address()).join());
+        assert!(error.contains("at most 65536 ranks"), "{error}");
+    }
+}
+
+#[test]
+fn limits_of_any_duration_are_valid() {
+    let (pd, master) = (domain(), free_address());
+    std::thread::scope(|threads| {
+        let join = |rank| {
+            let (pd, master) = (&pd, &master);
+            threads.spawn(move || {
+                let builder = Group::builder(pd, rank, 2, master);
+                let mut group =
+                    builder.join_limit(Duration::MAX).limit(Duration::MAX).join().unwrap();
+                group.all_to_all(&mut vec![rank as u64; 20_000]).unwrap();
+            })
+        };
+        let ranks = [join(0), join(1)];
+        ranks.into_iter().for_each(|rank| rank.join().unwrap());
+    });
+    for rank in [0, 1] {
+        let builder = Group::builder(&pd, rank, 2, &master).join_limit(Duration::ZERO);
+        assert!(builder.join().is_err());
+    }
+}
+
+#[test]
+fn empty_buffers_and_elements_without_bytes_are_valid() {
+    threads(3, |group| {
+        let mut units = [(); 6];
+        group.broadcast(2, &mut units).unwrap();
+        group.gather(1, &mut units).unwrap();
+        group.all_gather_v(&mut units, &[1, 2, 3]).unwrap();
+        group.all_to_all_v(&units, &[2; 3], &mut [(); 6], &[2; 3]).unwrap();
+        group.all_to_all::<u64>(&mut []).unwrap();
+        group.scatter::<[u8; 3]>(1, &mut []).unwrap();
+        group.reduce::<f64>(1, &mut [], Reduction::Sum).unwrap();
+        assert_eq!(group.reduce_scatter::<i8>(&mut [], Reduction::Max).unwrap(), 0..0);
+    });
+}

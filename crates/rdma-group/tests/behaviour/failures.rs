@@ -1,8 +1,14 @@
 //! Ranks that die, leave, or call different collectives.
 
-use rdma_group::{BarrierAlgorithm, Error, Group, Reduction};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::thread;
 
-use crate::ranks::{processes, text, threads};
+use rdma_group::{BarrierAlgorithm, Error, Group, Reduction};
+use test_support::program::in_own_process;
+use test_support::rig::fork::Child;
+
+use crate::ranks::{domain, free_address, processes, text, threads};
 
 /// The number of steps at which [`death`] can occur.
 const STEPS: usize = 8;
@@ -115,5 +121,99 @@ fn different_types_and_reductions_are_named() {
     differ(&["of u32, Min", "of i32, Max"], |group| match group.rank() {
         0 => group.all_reduce(&mut [1_u32], Reduction::Min),
         _ => group.all_reduce(&mut [1_i32], Reduction::Max),
+    });
+}
+
+#[test]
+fn elements_of_different_long_types_are_named() {
+    differ(&["2 elements of 512 bytes", "2 elements of 256 bytes"], |group| match group.rank() {
+        0 => group.broadcast(0, &mut [[0_u8; 512]; 2]),
+        _ => group.broadcast(0, &mut [[0_u8; 256]; 2]),
+    });
+}
+
+/// A rank that leaves before any other is connected to it.
+#[test]
+fn a_rank_that_leaves_at_once_is_lost() {
+    for left in [0, 1] {
+        let results = threads(3, |group| match group.rank() {
+            rank if rank == left => Ok(()),
+            _ => group.broadcast(left, &mut [0_u8]),
+        });
+        for (rank, result) in results.into_iter().enumerate().filter(|(rank, _)| *rank != left) {
+            assert!(
+                matches!(result, Err(Error::Lost { rank: lost, .. }) if lost == left),
+                "rank {rank}: {result:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_function_that_panics_is_named_on_all_others() {
+    for panics in [0, 2] {
+        let results = threads(3, |group| {
+            let rank = group.rank();
+            let function = |lower: u32, _| {
+                assert!(rank != panics, "a planted panic");
+                lower
+            };
+            let call = || group.all_reduce(&mut [7_u32], Reduction::Custom(&function));
+            let result = catch_unwind(AssertUnwindSafe(call));
+            let outcome = result.unwrap_or_else(|_| group.barrier());
+            outcome.and_then(|()| group.barrier())
+        });
+        for (rank, result) in results.into_iter().enumerate() {
+            match result {
+                Err(Error::Closed) => assert_eq!(rank, panics),
+                Err(Error::Failed { rank: cause, reason, .. }) => {
+                    assert_eq!((cause, &*reason), (panics, "its function panicked"));
+                }
+                other => panic!("rank {rank}: {other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_function_cannot_call_its_group() {
+    threads(2, |group| {
+        let sub = Mutex::new(group.split(0, 0).unwrap());
+        let function = |lower: u32, higher| {
+            let mut sub = sub.lock().unwrap();
+            assert!(sub.host(0).is_some());
+            assert!(matches!(sub.barrier(), Err(Error::Argument(_))));
+            lower + higher
+        };
+        let mut buffer = [1];
+        group.all_reduce(&mut buffer, Reduction::Custom(&function)).unwrap();
+        assert_eq!(buffer, [2]);
+        sub.into_inner().unwrap().barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_forked_child_disturbs_no_rank() {
+    in_own_process("failures::a_forked_child_disturbs_no_rank", || {
+        let (pd, master) = (domain(), free_address());
+        let join = |rank| Group::builder(&pd, rank, 2, &master).join().unwrap();
+        let mut group = None;
+        thread::scope(|threads| {
+            let other = threads.spawn(|| {
+                let mut group = join(1);
+                group.barrier().unwrap();
+                group.barrier().unwrap();
+            });
+            group = Some(join(0));
+            group.as_mut().unwrap().barrier().unwrap();
+            Child::fork(|| {
+                let mut group = group.take().unwrap();
+                let error = text(group.barrier());
+                assert!(error.contains("a forked child"), "{error}");
+            })
+            .join();
+            group.take().unwrap().barrier().unwrap();
+            other.join().unwrap();
+        });
     });
 }
