@@ -43,6 +43,9 @@ impl Call {
     /// The length of the header of a message. It keeps numbers of 8 bytes aligned.
     pub(crate) const BYTES: usize = 48;
 
+    /// The place of a byte in a message that is for its driver.
+    pub(crate) const DRIVER_BYTE: usize = 3;
+
     pub(crate) fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..3].copy_from_slice(&[self.kind, self.variant, self.number]);

@@ -16,7 +16,7 @@ pub(crate) const MESSAGE_BYTES: usize = Call::BYTES + DATA_BYTES;
 #[derive(Debug)]
 pub(crate) enum Next<'r> {
     /// Send this message to this rank.
-    Send(usize, &'r [u8]),
+    Send(usize, &'r mut [u8]),
     /// Receive a message from this rank, and pass it to [`Run::received`].
     Receive(usize),
     Done,
@@ -93,7 +93,7 @@ impl<'a, T: Pod> Run<'a, T> {
                     self.message.clear();
                     self.message.extend_from_slice(&self.call.to_bytes());
                     self.message.extend_from_slice(bytemuck::cast_slice(&self.buffer[part]));
-                    return Next::Send(peer, &self.message);
+                    return Next::Send(peer, &mut self.message);
                 }
                 _ => self.done += 1,
             }

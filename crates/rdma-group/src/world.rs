@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytemuck::Pod;
-use rdma_channel::message::{MessageError, Messages, Options};
+use rdma_channel::message::{Message, MessageError, Messages, Options};
 use rdma_channel::prelude::*;
 use rdma_channel::{
     BufferPool, Channel, ChannelListener, ConnectError, ProtectionDomain, RendezvousBuilder,
@@ -18,12 +18,17 @@ use crate::bootstrap;
 use crate::bootstrap::link::{Keys, after};
 use crate::bootstrap::star::{Notice, Star};
 use crate::bootstrap::table::{Entry, Table};
+use crate::call::Call;
 use crate::environment::Settings;
 use crate::error::Error;
 use crate::run::{MESSAGE_BYTES, Mismatch, Next, Run};
 
 /// The time between two checks for notices while a rank waits.
 const CHECK: Duration = Duration::from_millis(20);
+
+/// The time between two checks for notices while a rank sends. A message is sent again after each, so a
+/// device should take less time for a message.
+const SEND: Duration = Duration::from_secs(1);
 
 /// All ranks of the launcher, and the connections of this one.
 pub(crate) struct World {
@@ -43,7 +48,16 @@ pub(crate) struct World {
 struct Connections {
     /// `None` if the group has a single rank.
     listener: Option<ChannelListener>,
-    peers: Vec<Option<Messages>>,
+    peers: Vec<Option<Peer>>,
+}
+
+/// A connection to a rank. A message whose send times out is sent again, although it may have been sent. Therefore, each
+/// message has a number, and the receiver drops a message with the number of the one before.
+struct Peer {
+    messages: Messages,
+    /// The numbers of the last messages.
+    sent: u8,
+    received: u8,
 }
 
 /// A connection to a higher rank, and that rank's answer.
@@ -80,7 +94,7 @@ impl World {
             (Table { session: [0; 16], entries }, Star::new(0, Vec::new()))
         } else {
             bootstrap::join(settings, join_limit, &keys, |ip| {
-                let builder = builder(pd, &options, limit).rendezvous_timeout(limit);
+                let builder = builder(pd, &options).rendezvous_timeout(limit);
                 let listens = builder.listen(SocketAddr::from((ip, 0)));
                 let listens = listens.map_err(|source| Error::Connect {
                     rank,
@@ -152,25 +166,16 @@ impl World {
                 Next::Send(peer, message) => (in_world(peer), Some(message)),
                 Next::Receive(peer) => (in_world(peer), None),
             };
-            let lost = || Failure::Lost(peer);
-            let messages = peers.get(peer).and_then(Option::as_ref).ok_or_else(lost)?;
+            let place = peers.get_mut(peer).and_then(Option::as_mut);
+            let connection = place.ok_or(Failure::Lost(peer))?;
             if let Some(message) = message {
-                messages.send(message).map_err(|error| match error {
-                    MessageError::TimedOut { .. } => self.late(peer),
-                    _ => lost(),
-                })?;
+                self.send(peer, connection, message, until)?;
                 if Instant::now() >= until {
                     return Err(self.late(peer));
                 }
                 continue;
             }
-            let message = loop {
-                match messages.receive() {
-                    Ok(Some(message)) => break message,
-                    Err(MessageError::TimedOut { .. }) => self.check(peer, until)?,
-                    Ok(None) | Err(_) => return Err(lost()),
-                }
-            };
+            let message = self.receive(peer, connection, until)?;
             run.received(&message).map_err(|mismatch| {
                 let (theirs, ours) = match mismatch {
                     Mismatch::Call(theirs) => (theirs.to_string(), run.call().to_string()),
@@ -181,6 +186,47 @@ impl World {
                 };
                 Failure::Own(Error::Mismatch { rank: peer, host: self.host(peer), theirs, ours })
             })?;
+        }
+    }
+
+    fn send(
+        &mut self,
+        rank: usize,
+        peer: &mut Peer,
+        message: &mut [u8],
+        until: Instant,
+    ) -> Result<(), Failure> {
+        peer.sent = peer.sent.wrapping_add(1);
+        if let Some(number) = message.get_mut(Call::DRIVER_BYTE) {
+            *number = peer.sent;
+        }
+        loop {
+            match peer.messages.send(message) {
+                Ok(()) => return Ok(()),
+                Err(MessageError::TimedOut { .. }) => self.check(rank, until)?,
+                Err(_) => return Err(Failure::Lost(rank)),
+            }
+        }
+    }
+
+    fn receive(
+        &mut self,
+        rank: usize,
+        peer: &mut Peer,
+        until: Instant,
+    ) -> Result<Message, Failure> {
+        loop {
+            match peer.messages.receive() {
+                Ok(Some(message)) => match message.get(Call::DRIVER_BYTE) {
+                    Some(number) if *number == peer.received => {}
+                    number => {
+                        peer.received = number.copied().unwrap_or_default();
+                        return Ok(message);
+                    }
+                },
+                Err(MessageError::TimedOut { .. }) => self.check(rank, until)?,
+                Ok(None) | Err(_) => return Err(Failure::Lost(rank)),
+            }
         }
     }
 
@@ -206,7 +252,7 @@ impl World {
         until: Instant,
     ) -> Result<(), Failure> {
         let Connections { listener, peers } = connections;
-        let is_missing = |peers: &[Option<Messages>], peer| matches!(peers.get(peer), Some(None));
+        let is_missing = |peers: &[Option<Peer>], peer| matches!(peers.get(peer), Some(None));
         let (dialed, results) = mpsc::channel();
         for peer in wanted.range(self.rank + 1..).filter(|peer| is_missing(peers, **peer)) {
             self.dial(*peer, until, dialed.clone())?;
@@ -220,8 +266,8 @@ impl World {
                 _ => results.recv_timeout(CHECK).ok(),
             };
             if let Some((peer, result)) = result {
-                let messages = self.dialed(peer, result)?;
-                peers.get_mut(peer).map(|place| place.insert(messages));
+                let dialed = self.dialed(peer, result)?;
+                peers.get_mut(peer).map(|place| place.insert(dialed));
             }
             self.check(missing, until)?;
             if self.star.has_left(missing) {
@@ -244,10 +290,10 @@ impl World {
         };
         let mut greeting = (self.rank as u64).to_le_bytes().to_vec();
         greeting.extend(self.keys.proof(&self.session, self.rank, peer));
-        let (pd, options, limit) = (self.pd.clone(), self.options, self.limit);
+        let (pd, options) = (self.pd.clone(), self.options);
         let dial = move || {
             let left = until.saturating_duration_since(Instant::now());
-            let builder = builder(&pd, &options, limit).user_bytes(&greeting);
+            let builder = builder(&pd, &options).user_bytes(&greeting);
             let result = builder.rendezvous_timeout(left).connect(address);
             // Without a receiver, the call has failed.
             let _ = results.send((peer, result));
@@ -258,7 +304,7 @@ impl World {
     }
 
     /// Checks the result of [`dial`](Self::dial).
-    fn dialed(&self, peer: usize, result: Dialed) -> Result<Messages, Failure> {
+    fn dialed(&self, peer: usize, result: Dialed) -> Result<Peer, Failure> {
         let (channel, answer) = result.map_err(|error| match error {
             ConnectError::Timeout { .. } => self.late(peer),
             // A rank that closes its group turns away those that wait to be accepted.
@@ -279,7 +325,7 @@ impl World {
     fn accept(
         &self,
         listener: &mut ChannelListener,
-        peers: &mut [Option<Messages>],
+        peers: &mut [Option<Peer>],
         awaited: usize,
     ) -> Result<(), Failure> {
         let client = match listener.incoming(Some(CHECK)) {
@@ -310,11 +356,12 @@ impl World {
         (rank < self.rank && is_proof()).then_some(rank)
     }
 
-    fn start(&self, channel: Channel, peer: usize) -> Result<Messages, Failure> {
-        Messages::new(channel, &self.pool, self.options).map_err(|source| {
+    fn start(&self, channel: Channel, peer: usize) -> Result<Peer, Failure> {
+        let messages = Messages::new(channel, &self.pool, self.options).map_err(|source| {
             let tried = format!("preparing the connection to rank {peer}");
             Failure::Own(Error::Io { tried, source })
-        })
+        })?;
+        Ok(Peer { messages, sent: 0, received: 0 })
     }
 
     /// Reports a failure to the other ranks. Returns the error, with the rank that is the cause.
@@ -360,11 +407,7 @@ fn options() -> Options {
     Options::new().receives(8).sends(8).frame_bytes(frame).window_bytes(8 * frame).offer_bytes(0)
 }
 
-fn builder<'a>(
-    pd: &'a ProtectionDomain,
-    options: &Options,
-    limit: Duration,
-) -> RendezvousBuilder<'a> {
-    let builder = pd.create_channel().fit(options).receive_timeout(CHECK).send_timeout(limit);
+fn builder<'a>(pd: &'a ProtectionDomain, options: &Options) -> RendezvousBuilder<'a> {
+    let builder = pd.create_channel().fit(options).receive_timeout(CHECK).send_timeout(SEND);
     builder.user_bytes(&[])
 }

@@ -1,7 +1,7 @@
 //! Ranks that die, leave, or call different collectives.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
+use std::sync::{Barrier, Mutex};
 use std::thread;
 
 use rdma_group::{BarrierAlgorithm, Error, Group, Reduction};
@@ -215,5 +215,26 @@ fn a_forked_child_disturbs_no_rank() {
             group.take().unwrap().barrier().unwrap();
             other.join().unwrap();
         });
+    });
+}
+
+/// Rank 0 sends to rank 1, which receives nothing, when rank 2 fails.
+#[test]
+fn a_failure_is_noticed_by_a_rank_that_sends() {
+    let noticed = Barrier::new(2);
+    threads(3, |group| {
+        let mut first = group.split(u64::from(group.rank() == 2), 0).unwrap();
+        match group.rank() {
+            0 => {
+                let error = text(first.broadcast(0, &mut vec![0_u8; 1 << 20]));
+                noticed.wait();
+                assert!(error.starts_with("rank 2 on ") && error.contains(" called "), "{error}");
+            }
+            1 => {
+                group.broadcast(1, &mut [0_u8]).unwrap();
+                noticed.wait();
+            }
+            _ => assert!(matches!(group.barrier(), Err(Error::Mismatch { rank: 1, .. }))),
+        }
     });
 }
