@@ -53,8 +53,8 @@ numbers! {
 
 /// The way that a collective combines the elements of two ranks.
 ///
-/// The order of the combinations depends only on the number of ranks, the length of the buffer and the reduction. So
-/// repeated runs return the same bits, also for floating-point numbers.
+/// The order of the combinations depends only on the collective, the number of ranks, the length of the buffer and the
+/// reduction. So repeated runs return the same bits, also for floating-point numbers.
 ///
 /// # Examples
 /// ```
