@@ -7,7 +7,7 @@ pub(crate) mod link;
 pub(crate) mod star;
 pub(crate) mod table;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
 use std::os::fd::AsFd as _;
@@ -26,7 +26,7 @@ use crate::error::Error;
 /// The time in which a process must join after it has connected.
 const HALF_OPEN: Duration = Duration::from_secs(10);
 
-/// The maximum number of half-open connections, in addition to one for each rank. A further one replaces the oldest.
+/// The maximum number of half-open connections, in addition to one for each rank. A further one replaces another.
 const STRANGERS: usize = 64;
 
 /// The time that rank 0 has to send its decision after its own limit.
@@ -212,14 +212,14 @@ impl<'s> Root<'s> {
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
                 // Most often, too many files are open.
                 Err(error) => {
-                    if !self.drop_oldest() {
+                    if !self.drop_half_open() {
                         return Err(error);
                     }
                     continue;
                 }
             };
             if self.half_open.len() >= self.most_half_open() {
-                self.drop_oldest();
+                self.drop_half_open();
             }
             let nonce = nonce()?;
             let mut link = Link::new(stream, Arc::clone(self.keys), true, Join::MOST)?;
@@ -233,13 +233,21 @@ impl<'s> Root<'s> {
         Ok(())
     }
 
-    /// Drops a process that has not joined, after those whose messages have arrived have joined. Returns false if none
-    /// was half-open.
-    fn drop_oldest(&mut self) -> bool {
+    /// Drops a process that has not joined, after those whose messages have arrived have joined. It is the oldest of the
+    /// IP address with the most such processes. Returns false if none was half-open.
+    fn drop_half_open(&mut self) -> bool {
         let before = self.half_open.len();
         self.serve();
         if self.half_open.len() == before {
-            self.half_open.pop_front();
+            let mut counts = HashMap::new();
+            for half_open in &self.half_open {
+                *counts.entry(half_open.address.ip()).or_insert(0) += 1;
+            }
+            let most = counts.values().max();
+            let is_of_most = |it: &HalfOpen| counts.get(&it.address.ip()) == most;
+            if let Some(oldest) = self.half_open.iter().position(is_of_most) {
+                self.half_open.remove(oldest);
+            }
         }
         self.half_open.len() < before
     }

@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 
+use rustix::net::{AddressFamily, SocketType, bind, socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::*;
@@ -268,4 +269,24 @@ fn strangers_that_use_all_files_do_not_end_the_group() {
             assert!(root.joined[1].is_some());
         },
     );
+}
+
+#[test]
+fn a_flood_from_one_address_drops_no_rank_of_another() {
+    let master = free_address();
+    let (settings, keys) = (settings(0, 3, master), Arc::new(Keys::new(b"")));
+    let mut root = root(&settings, &keys, LIMIT);
+    let mut flood = Vec::new();
+    let _link = enter_as(1, master, || {
+        root.accept().unwrap();
+        for _ in 0..2 * root.most_half_open() {
+            let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+            bind(&socket, &SocketAddr::from(([127, 9, 9, 9], 0))).unwrap();
+            rustix::net::connect(&socket, &master).unwrap();
+            flood.push(socket);
+            root.accept().unwrap();
+        }
+    });
+    root.serve();
+    assert!(root.joined[1].is_some());
 }
