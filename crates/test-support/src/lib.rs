@@ -11,6 +11,7 @@
 //! - [`features`]: checks whether a device has the features that a test needs.
 //! - [`flag`]: a flag for a thread that runs until other threads have ended.
 //! - [`fuzz`]: the input format of fuzz targets.
+//! - [`loopback`]: addresses that no other test uses.
 //! - [`program`]: starts programs that are built for the tests' target, in an emulator if
 //!   necessary.
 //! - [`quiet_device`]: a device that does nothing, used to count the caller's own instructions.
@@ -32,6 +33,7 @@ pub mod fault;
 pub mod features;
 pub mod flag;
 pub mod fuzz;
+pub mod loopback;
 pub mod program;
 pub mod quiet_device;
 pub mod rig;

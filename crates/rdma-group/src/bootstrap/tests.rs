@@ -2,23 +2,15 @@ use std::io::{Read as _, Write as _};
 use std::iter;
 use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd as _;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 
 use rustix::net::{AddressFamily, SocketType, bind, socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use test_support::loopback::free_address;
 
 use super::*;
 
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// Returns an address that nothing else uses: its IP address depends on this process. The kernel chooses no port in this
-/// range.
-fn free_address() -> SocketAddr {
-    static PORT: AtomicU16 = AtomicU16::new(7471);
-    let [_, high, middle, low] = std::process::id().to_be_bytes();
-    ([127, high | 128, middle, low], PORT.fetch_add(1, Ordering::Relaxed)).into()
-}
 
 fn settings(rank: usize, world_size: usize, master: SocketAddr) -> Settings {
     Settings { rank, world_size, master: master.to_string(), epoch: 0, secret: None }

@@ -3,11 +3,11 @@
 use std::env;
 use std::io::Read as _;
 use std::process::{Child, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use rdma_group::{Error, Group, GroupBuilder, ProtectionDomain};
+use test_support::loopback;
 use test_support::program::this_program;
 
 /// The variable that states the part of a process.
@@ -21,12 +21,9 @@ pub(crate) fn domain() -> ProtectionDomain {
     rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap()
 }
 
-/// Returns an address that nothing else uses: its IP address depends on this process. The kernel chooses no port in this
-/// range.
+/// Returns the address of rank 0 of a new group.
 pub(crate) fn free_address() -> String {
-    static PORT: AtomicU16 = AtomicU16::new(7471);
-    let [_, high, middle, low] = std::process::id().to_be_bytes();
-    format!("127.{}.{middle}.{low}:{}", high | 64, PORT.fetch_add(1, Ordering::Relaxed))
+    loopback::free_address().to_string()
 }
 
 /// Runs a group whose ranks are threads. Returns their results in rank order.
