@@ -193,7 +193,7 @@ impl<'l, 'data> Call<'l, 'data> {
         self.ledger.post(connection, request.signaled(true), SlotWait::Now, self.kept)
     }
 
-    /// Posts a batch.
+    /// Posts a batch; see [`Ledger::post_batch`].
     #[inline(always)]
     pub(crate) fn post_batch<I: InBatch<'data>>(
         self,
@@ -201,7 +201,7 @@ impl<'l, 'data> Call<'l, 'data> {
         items: &mut [I],
         slots: &mut [&'l RequestSlot],
         deadline: &mut BatchDeadline,
-    ) -> Result<(), BatchNotPosted> {
+    ) -> Result<bool, BatchNotPosted> {
         self.ledger.post_batch(connection, items, slots, deadline, self.kept)
     }
 }

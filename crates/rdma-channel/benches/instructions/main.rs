@@ -128,7 +128,7 @@ const ROWS: [Row; 18] = [
         channel: loops::blocking_batches,
         calls: |n| Calls::writes(n, n / DEPTH as u64, n / DEPTH as u64),
         sum: ids,
-        most: 1.5,
+        most: 1.35,
     },
     Row {
         name: "a batch of 16, ended",
@@ -136,7 +136,7 @@ const ROWS: [Row; 18] = [
         channel: loops::batches_ended,
         calls: |n| Calls::writes(n, n / DEPTH as u64, n / DEPTH as u64),
         sum: ids,
-        most: 1.55,
+        most: 1.45,
     },
     Row {
         name: "a batch of 16, each asked",
@@ -144,7 +144,7 @@ const ROWS: [Row; 18] = [
         channel: loops::batches,
         calls: |n| Calls::writes(n, n / DEPTH as u64, n),
         sum: ids,
-        most: 1.6,
+        most: 1.5,
     },
     Row {
         name: "receive and send in a scope",

@@ -21,8 +21,8 @@ impl Ledger {
             let (ledger, mut deadline) = (call.ledger(), BatchDeadline::new(None));
             let mut slots = [ledger.dead_slot(); N];
             match call.post_batch(ledger.only(), &mut requests, &mut slots, &mut deadline) {
-                Ok(()) => {
-                    place = ledger.take_batch(&slots, &mut successes);
+                Ok(plain) => {
+                    place = if plain { ledger.take_batch(&slots, &mut successes) } else { 0 };
                     Ok(wait_all(ledger, &slots[place..], &mut deadline, |success| {
                         successes[place] = success;
                         place += 1;

@@ -54,7 +54,8 @@ impl Ledger {
     }
 
     /// Polls once. Releases the slots of a batch, in order, as long as each has the next completion and has succeeded.
-    /// Stores the results in `successes`, and returns their number. Delivers all other completions.
+    /// Stores the results in `successes`, and returns their number. Delivers all other completions. The requests are
+    /// signaled and follow no unsignaled ones, and nothing was polled since they were posted.
     #[inline(always)]
     pub(crate) fn take_batch(
         &self,
@@ -66,9 +67,10 @@ impl Ledger {
         let (polled, mut taken) = (&self.polled[..polled.min(self.polled.len())], 0);
         for ((entry, slot), success) in polled.iter().zip(slots).zip(successes) {
             let completion = entry.get().last();
-            if completion.wr_id() != slot.id() || !slot.state().is(SlotState::IN_FLIGHT) {
+            if completion.wr_id() != slot.id() {
                 break;
             }
+            debug_assert!(slot.state().is(SlotState::IN_FLIGHT), "the first poll after the post");
             let Ok(result) = completion.result() else { break };
             *success = result;
             slot.free();

@@ -207,6 +207,8 @@ impl From<TransportError> for BatchNotPosted {
 impl Ledger {
     /// Posts all requests in order, and stores their slots in `slots`. The last request is marked as signaled, so that
     /// its completion covers all of them. Waits for free slots until the deadline.
+    ///
+    /// Returns true if all requests are of one kind and signaled, and follow no unsignaled ones.
     #[inline(always)]
     pub(crate) fn post_batch<'l, 'data: 'kept, 'kept, I: InBatch<'data>>(
         &'l self,
@@ -215,8 +217,8 @@ impl Ledger {
         slots: &mut [&'l RequestSlot],
         deadline: &mut BatchDeadline,
         kept: Kept<'kept>,
-    ) -> Result<(), BatchNotPosted> {
-        let Some(first) = items.first().map(InBatch::operation) else { return Ok(()) };
+    ) -> Result<bool, BatchNotPosted> {
+        let Some(first) = items.first().map(InBatch::operation) else { return Ok(true) };
         let sends = first.is_of_send_queue();
         let queue = if sends { &connection.send } else { &connection.receive };
         if !Self::number(queue, items, slots) {
@@ -226,9 +228,11 @@ impl Ledger {
             self.reserve(connection, queue, operations(), slots, deadline)?;
             items.iter_mut().zip(&*slots).for_each(|(item, slot)| item.number(slot.id()));
         }
-        let linked =
-            sends && (connection.unsignaled.get() != 0 || !items.iter().all(InBatch::is_signaled));
-        if linked {
+        // Such requests need no links between their slots, and all slots get the same operation.
+        let plain = !sends
+            || connection.unsignaled.get() == 0
+                && items.iter().all(|item| item.is_signaled() && item.is_like(&items[0]));
+        if !plain {
             Self::signal(connection, items);
         }
         let posted = match connection.qp() {
@@ -239,12 +243,9 @@ impl Ledger {
             None => Err((0, closed(connection))),
         };
         match posted {
-            Ok(()) if !linked => {
-                let count = items.len();
-                for (item, slot) in items.iter().zip(&*slots) {
-                    slot.begin(item.operation(), SlotState::IN_FLIGHT);
-                }
-                self.unreleased.set(self.unreleased.get() + count as u64);
+            Ok(()) if plain => {
+                slots.iter().for_each(|slot| slot.begin(first, SlotState::IN_FLIGHT));
+                self.unreleased.set(self.unreleased.get() + slots.len() as u64);
             }
             Ok(()) => self.note_batch(connection, items, slots, items.len()),
             Err((posted, error)) => {
@@ -254,7 +255,7 @@ impl Ledger {
         }
         slots.last().into_iter().for_each(|slot| queue.advance(slot));
         self.checked();
-        Ok(())
+        Ok(plain)
     }
 
     /// Detaches the posted slots of a partly posted batch from their handles, so that their completions free them.
@@ -304,7 +305,8 @@ impl Ledger {
     }
 
     /// Records the first `count` requests of a batch, which were posted, and frees the slots of the others. Used for a
-    /// batch that was posted only partly, or that contains or follows unsignaled requests.
+    /// batch that was posted only partly, that contains different operations, or that contains or follows unsignaled
+    /// requests.
     #[inline(never)]
     fn note_batch<'data, I: InBatch<'data>>(
         &self,

@@ -1,5 +1,5 @@
 //! The queues of all connections: rings with one slot for each request that a queue can hold. Requests are posted to
-//! the queues here. This file contains the unsafe code of the ledger.
+//! the queues here. This file and `queues/batch.rs` contain the unsafe code of the ledger.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -7,19 +7,21 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::slice;
 
 use rdma_connect::{CloseReason, Operation, PeerAddress, WorkId};
 use rdma_qp::{
-    AsyncEventKind, PollSlot, PostError, QueuePair, QueuedReceive, QueuedRequest, SendWorkRequest,
-    WorkCompletion, WorkResult, WorkSuccess,
+    AsyncEventKind, PollSlot, PostError, QueuePair, SendWorkRequest, WorkCompletion, WorkResult,
+    WorkSuccess,
 };
 
 use super::state::SlotState;
-use crate::request::{BatchRequest, Post};
+use crate::request::Post;
 
+mod batch;
 mod closing;
 mod members;
+
+pub(crate) use batch::InBatch;
 
 /// A slot of one queue, which holds one request at a time. It never leaves the [`Queues`] that created it.
 ///
@@ -514,77 +516,6 @@ impl<'kept> Kept<'kept> {
     ) -> Result<(), PostError> {
         // SAFETY: SAFETY.md F22: the memory is borrowed for 'data, which outlives 'kept, so `new`'s contract covers it.
         unsafe { I::post(items, qp) }
-    }
-}
-
-/// A request of a batch, with memory borrowed for `'data`: a receive, or a send queue request of any kind.
-pub(crate) trait InBatch<'data>: Sized {
-    fn operation(&self) -> Operation;
-    fn is_signaled(&self) -> bool;
-    fn number(&mut self, id: u64);
-    fn signal(&mut self, signaled: bool);
-
-    /// # Safety
-    /// The contract of [`QueuePair::post_batch`] applies.
-    unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError>;
-}
-
-impl<'data> InBatch<'data> for BatchRequest<'_, 'data> {
-    #[inline(always)]
-    fn operation(&self) -> Operation {
-        Operation::of(self.0.opcode())
-    }
-
-    #[inline(always)]
-    fn is_signaled(&self) -> bool {
-        self.0.is_signaled()
-    }
-
-    #[inline(always)]
-    fn number(&mut self, id: u64) {
-        self.0.set_wr_id(id);
-    }
-
-    #[inline(always)]
-    fn signal(&mut self, signaled: bool) {
-        self.0.set_signaled(signaled);
-    }
-
-    #[inline(always)]
-    unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
-        let (first, count) = (batch.as_mut_ptr().cast::<QueuedRequest<'_, '_>>(), batch.len());
-        // SAFETY: SAFETY.md F5: each item has the layout of the request that it wraps, and the new slice borrows
-        // `batch`.
-        let queued = unsafe { slice::from_raw_parts_mut(first, count) };
-        // SAFETY: SAFETY.md F22: the contract of this function includes everything that `post_batch` requires.
-        unsafe { qp.post_batch(queued) }
-    }
-}
-
-impl<'data> InBatch<'data> for QueuedReceive<'_, 'data> {
-    #[inline(always)]
-    fn operation(&self) -> Operation {
-        Operation::Receive
-    }
-
-    #[inline(always)]
-    fn is_signaled(&self) -> bool {
-        true
-    }
-
-    #[inline(always)]
-    fn number(&mut self, id: u64) {
-        self.set_wr_id(id);
-    }
-
-    /// Does nothing, because receives always create a completion.
-    #[inline(always)]
-    fn signal(&mut self, _: bool) {}
-
-    #[inline(always)]
-    unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
-        // SAFETY: SAFETY.md F22: the contract of this function includes everything that `post_receive_batch` requires.
-        unsafe { qp.post_receive_batch(batch) }
     }
 }
 

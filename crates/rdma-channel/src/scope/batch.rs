@@ -84,6 +84,7 @@ impl<'scope> ScopedPeer<'scope> {
         let (ledger, mut deadline) = (self.ledger(), BatchDeadline::new(None));
         ledger
             .post_batch(self.connection(), items, slots, &mut deadline, self.kept())
+            .map(drop)
             .map_err(|refused| ledger.disown_posted(refused, slots))
     }
 }

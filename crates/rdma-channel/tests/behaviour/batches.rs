@@ -41,6 +41,30 @@ fn a_blocking_batch_returns_its_results_in_order() {
 }
 
 #[test]
+fn each_request_of_a_mixed_batch_keeps_its_operation() {
+    let pd = domain();
+    let mut channel = looped(&pd);
+    let shared = AccessFlags::new().with_local_write().with_remote_write();
+    let (board, source) =
+        (pd.allocate_shared_region(64, shared).unwrap(), pd.allocate_region(64).unwrap());
+    let element = [source.as_slice().gather_element()];
+    let write = || WriteWorkRequest::new(&element, board.remote());
+    let done = channel.scope(|s| {
+        s.post_receive(ReceiveWorkRequest::only_immediate())?;
+        let mixed = [write().into(), SendWorkRequest::only_immediate(1).into(), write().into()];
+        let posted = s.post_batch(mixed)?;
+        let names = posted.each_ref().map(|handle| handle.operation().to_string());
+        assert_eq!(names, ["RDMA write", "send", "RDMA write"]);
+        posted
+            .iter()
+            .map(|handle| Ok(handle.wait(SECONDS)?.opcode()))
+            .collect::<Result<Vec<_>, _>>()
+    });
+    let opcodes = done.map_err(|error: ScopeError| error.to_string()).unwrap();
+    assert_eq!(opcodes, [WcOpcode::RDMA_WRITE, WcOpcode::SEND, WcOpcode::RDMA_WRITE]);
+}
+
+#[test]
 fn unsignaled_requests_of_a_batch_are_done_with_its_last() {
     let pd = domain();
     let mut channel = looped(&pd);

@@ -33,14 +33,16 @@ impl QueuedRequest<'_, '_> {
     /// repeats them on copies, because taking the request's address would force it into memory first.
     #[inline(always)]
     fn passes(&self, qp: &QueuePair) -> bool {
-        let inline = self.wr.send_flags & INLINE != 0;
         let (bytes, remote) = self.bounds.parts();
-        self.wr.num_sge.cast_unsigned() < qp.usual_sge()
-            && match self.domains {
-                // Without a loop, because most requests have one element.
-                [domain] if !inline => bytes <= remote && domain.is_same(qp.pd()),
-                domains => fits(qp, bytes, remote, inline, domains),
+        match self.domains {
+            // Without a loop, because most requests have one element. It is not inline data, which has no domain.
+            [domain] => 1 < qp.usual_sge() && bytes <= remote && domain.is_same(qp.pd()),
+            domains => {
+                let inline = self.wr.send_flags & INLINE != 0;
+                self.wr.num_sge.cast_unsigned() < qp.usual_sge()
+                    && fits(qp, bytes, remote, inline, domains)
             }
+        }
     }
 
     /// Checks that the queue pair can execute the request. Always inlined: as a call, this check would take twice as

@@ -22,6 +22,7 @@ pub(crate) struct Elements<'wr, 'data> {
     pub(crate) sg_list: *mut ibv_sge,
     pub(crate) num_sge: c_int,
     pub(crate) bytes: u64,
+    /// The domain of each element. Empty if the domains are not known, and for inline data.
     pub(crate) domains: &'wr [&'data ProtectionDomain],
     /// The inline flag, or 0.
     pub(super) inline: u32,
@@ -32,18 +33,15 @@ impl<'wr, 'data> Elements<'wr, 'data> {
     pub(super) fn of(data: Data<'wr, 'data>, domains: &'wr [&'data ProtectionDomain]) -> Self {
         match data {
             Data::Keyed(elements) => Self::gathered(elements, domains),
-            Data::Inline(elements) => Self::inline(elements, domains),
+            Data::Inline(elements) => Self::inline(elements),
         }
     }
 
     #[inline]
-    fn inline(
-        elements: &'wr [InlineElement<'wr>],
-        domains: &'wr [&'data ProtectionDomain],
-    ) -> Self {
+    fn inline(elements: &'wr [InlineElement<'wr>]) -> Self {
         let bytes = elements.iter().map(|element| u64::from(element.length())).sum();
         let sg_list = elements.as_ptr().cast_mut().cast();
-        Self { sg_list, num_sge: count(elements.len()), bytes, domains, inline: INLINE }
+        Self { sg_list, num_sge: count(elements.len()), bytes, domains: &[], inline: INLINE }
     }
 
     #[inline]
@@ -53,8 +51,8 @@ impl<'wr, 'data> Elements<'wr, 'data> {
     ) -> Self {
         let bytes = elements.iter().map(|element| u64::from(element.length())).sum();
         // The C declaration has no `const` here, but providers do not write to the elements.
-        let sg_list = elements.as_ptr().cast_mut().cast();
-        Self { sg_list, num_sge: count(elements.len()), bytes, domains, inline: 0 }
+        let (sg_list, count) = (elements.as_ptr().cast_mut().cast(), elements.len());
+        Self::with_keys(sg_list, count, bytes, domains)
     }
 
     #[inline]
@@ -63,8 +61,18 @@ impl<'wr, 'data> Elements<'wr, 'data> {
         domains: &'wr [&'data ProtectionDomain],
     ) -> Self {
         let bytes = elements.iter().map(|element| u64::from(element.length())).sum();
-        let sg_list = elements.as_mut_ptr().cast();
-        Self { sg_list, num_sge: count(elements.len()), bytes, domains, inline: 0 }
+        Self::with_keys(elements.as_mut_ptr().cast(), elements.len(), bytes, domains)
+    }
+
+    #[inline(always)]
+    fn with_keys(
+        sg_list: *mut ibv_sge,
+        elements: usize,
+        bytes: u64,
+        domains: &'wr [&'data ProtectionDomain],
+    ) -> Self {
+        let domains = if domains.len() == elements { domains } else { &[] };
+        Self { sg_list, num_sge: count(elements), bytes, domains, inline: 0 }
     }
 }
 

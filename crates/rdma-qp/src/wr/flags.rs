@@ -46,8 +46,9 @@ macro_rules! flags {
 macro_rules! domains {
     ($($request:ident)+) => {$(
         impl<'wr, 'data> $request<'wr, 'data> {
-            /// Sets the protection domains of the request's elements, in order. The post then refuses the request if
-            /// one of them is not the queue pair's domain. `from_list` calls this. Inline data has no domain.
+            /// Sets the protection domain of each element of the request, in order. The post then refuses the request
+            /// if one of them is not the queue pair's domain. `from_list` calls this. Has no effect on inline data, or
+            /// if the number of domains is not that of the elements.
             #[inline]
             #[must_use]
             pub const fn with_domains(mut self, domains: &'wr [&'data ProtectionDomain]) -> Self {

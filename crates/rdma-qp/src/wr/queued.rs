@@ -28,7 +28,7 @@ pub struct QueuedRequest<'wr, 'data> {
     pub(crate) wr: SendWr,
     /// The lengths of the elements and of the peer's memory.
     pub(crate) bounds: Bounds,
-    /// The protection domains of the elements, as far as they are known.
+    /// See [`Elements::domains`].
     pub(crate) domains: &'wr [&'data ProtectionDomain],
     borrow: PhantomData<(Data<'wr, 'data>, &'wr mut [ScatterElement<'data>])>,
 }
@@ -104,6 +104,14 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
             ibv_wr_opcode::IBV_WR_BIND_MW => WcOpcode::BIND_MW,
             _ => WcOpcode::SEND,
         }
+    }
+
+    /// Returns true if both requests have the same opcode, except that a request with immediate data differs from one
+    /// without. Cheaper than comparing [`opcode`](Self::opcode)s.
+    #[inline]
+    #[must_use]
+    pub const fn is_of_same_kind(&self, other: &Self) -> bool {
+        self.wr.opcode.0 == other.wr.opcode.0
     }
 
     /// Sets another WR ID.

@@ -58,8 +58,10 @@ pub(crate) mod sealed {
         batch: &[Q],
         check: impl Fn(&Q) -> Result<(), PostError>,
     ) -> Result<(), PostError> {
-        for (place, request) in batch.iter().enumerate() {
-            check(request).map_err(|error| error.at(place))?;
+        let mut rest = batch.iter();
+        while let Some(request) = rest.next() {
+            // The index is computed only here, so that the loop needs no counter.
+            check(request).map_err(|error| error.at(batch.len() - rest.len() - 1))?;
         }
         Ok(())
     }

@@ -175,6 +175,16 @@ fn registered_slices_of_another_domain_are_refused() {
             // SAFETY: SAFETY.md F12: inline data.
             unsafe { a.qp.post_write(inline, 4) }.unwrap();
             a.next().result().unwrap();
+            let keyed = right.elements();
+            let (two, one) = ([&a.pd, &foreign], [&a.pd]);
+            let two_domains = WriteWorkRequest::new(keyed, remote).with_domains(&two);
+            // SAFETY: SAFETY.md F8: as above.
+            unsafe { a.qp.post_write(two_domains, 5) }.unwrap();
+            a.next().result().unwrap();
+            let many = vec![keyed[0]; a.qp.capabilities().max_send_sge as usize + 1];
+            let one_domain = WriteWorkRequest::new(&many, remote).with_domains(&one);
+            let refused = refusal_in_batch(&a, one_domain.with_id(6));
+            assert_eq!(refused.kind(), PostErrorKind::TooManyElements, "{refused}");
         }
         let mut room = ScatterList::from([own.as_slice_mut(), other.as_slice_mut()]);
         let read = ReadWorkRequest::from_list(&mut room, remote);
