@@ -1,13 +1,15 @@
 //! Memory of one process that another one maps, so that it executes requests there itself.
 
+use std::net::Ipv4Addr;
+
 use rdma_soft::{Builder, Peers, Schedule, SoftDevice};
 use rdma_sys::{
-    ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, ibv_qp_type, ibv_wc_opcode as Done,
+    ibv_gid, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, ibv_qp_type, ibv_wc_opcode as Done,
     ibv_wc_status as Status, ibv_wr_opcode as Opcode,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use test_support::program::{in_own_process, is_emulated};
-use test_support::rig::connect::{Knobs, Side};
+use test_support::rig::connect::{Knobs, Side, attributes};
 use test_support::rig::memory::deregister;
 use test_support::rig::post::Wr;
 use test_support::rig::{
@@ -288,6 +290,24 @@ fn the_last_packet_of_a_write_with_immediate_is_refused_after_a_revocation() {
         assert_eq!(pair.near.peer.counter("rdma_recvs"), 0, "{name}");
         pair.near.peer.kill();
     }
+}
+
+/// The last packet says how many bytes were written by this connection of the two processes. Another route may lead
+/// elsewhere, so the packet is not sent there.
+#[test]
+fn the_last_packet_of_a_write_with_immediate_takes_no_other_route() {
+    let mut pair = Pair::new("mapped-notice-route", &HASTY);
+    post_unexpected(&mut pair);
+    let near = &mut pair.near;
+    assert_eq!(near.side.qp.to_state(ibv_qp_state::IBV_QPS_SQD), 0);
+    let mut attr = attributes(&near.side.endpoint(), &near.far, &HASTY);
+    let nobody = Ipv4Addr::new(192, 0, 2, 77).to_ipv6_mapped().octets();
+    attr.ah_attr.grh.dgid = ibv_gid { raw: nobody };
+    let mask = ibv_qp_attr_mask::IBV_QP_STATE | ibv_qp_attr_mask::IBV_QP_AV;
+    attr.qp_state = ibv_qp_state::IBV_QPS_SQD;
+    assert_eq!(near.side.qp.modify(attr, mask.0), 0);
+    near.side.send_cq.expect(1, Status::IBV_WC_LOC_QP_OP_ERR);
+    near.peer.kill();
 }
 
 /// Many requests are in flight as packets when the grant arrives. Each is executed once, in order.
