@@ -39,6 +39,7 @@ const PARTS: &[&[Case]] = &[
     channel::failing_polls::CASES,
     queue_pair::flush::CASES,
     process::forks::CASES,
+    channel::groups::CASES,
     memory::invalidation::CASES,
     memory::keys::CASES,
     memory::locked_memory::CASES,
