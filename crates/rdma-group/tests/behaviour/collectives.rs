@@ -1,5 +1,7 @@
 //! Collectives between ranks that are connected by queue pairs. The schedules themselves are tested in memory.
 
+use std::env;
+
 use rdma_group::{BarrierAlgorithm, Group, Reduction};
 
 use crate::ranks::{processes, threads};
@@ -110,5 +112,6 @@ fn ranks_in_threads_run_all_collectives() {
 
 #[test]
 fn ranks_in_processes_run_all_collectives() {
-    processes(8, "collectives", "", &[]);
+    let size = env::var("RDMA_TEST_RANKS").map_or(8, |size| size.parse().unwrap());
+    processes(size, "collectives", "", &[]);
 }

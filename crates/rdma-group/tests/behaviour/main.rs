@@ -4,4 +4,5 @@
 mod arguments;
 mod collectives;
 mod failures;
+mod launchers;
 mod ranks;

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::io::Read as _;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -13,8 +13,9 @@ use test_support::program::this_program;
 /// The variable that states the part of a process.
 const PART: &str = "RDMA_TEST_GROUP_PART";
 
-/// Ends a test that hangs. No test waits for it.
-pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+/// The limits of a call and of joining. They end a test that hangs. No test waits for them.
+pub(crate) const LIMIT: Duration = Duration::from_secs(600);
+const JOIN_LIMIT: Duration = Duration::from_secs(120);
 
 pub(crate) fn domain() -> ProtectionDomain {
     rdma_soft::install();
@@ -33,7 +34,8 @@ pub(crate) fn threads<T: Send>(size: usize, part: impl Fn(&mut Group) -> T + Syn
         let (pd, master, part) = (&pd, &master, &part);
         let rank = |rank| {
             threads.spawn(move || {
-                let builder = Group::builder(pd, rank, size, master).limit(LIMIT).join_limit(LIMIT);
+                let builder =
+                    Group::builder(pd, rank, size, master).limit(LIMIT).join_limit(JOIN_LIMIT);
                 part(&mut builder.join().unwrap())
             })
         };
@@ -46,11 +48,24 @@ pub(crate) fn threads<T: Send>(size: usize, part: impl Fn(&mut Group) -> T + Syn
 /// expected to die. `argument` is passed to the part.
 pub(crate) fn processes(size: usize, part: &str, argument: &str, dying: &[usize]) {
     let master = free_address();
-    let spawn = |rank: usize| {
-        let mut command = this_program();
-        command.args(["--exact", "ranks::child", "--ignored", "--nocapture"]);
+    let launcher = |rank: usize, command: &mut Command| {
         command.env("RDMA_RANK", rank.to_string()).env("RDMA_WORLD_SIZE", size.to_string());
-        command.env("RDMA_MASTER", &master).env(PART, format!("{part} {argument}"));
+        command.env("RDMA_MASTER", &master);
+    };
+    processes_of(size, part, argument, dying, launcher);
+}
+
+/// Like [`processes`], with the variables of another launcher.
+pub(crate) fn processes_of(
+    size: usize,
+    part: &str,
+    argument: &str,
+    dying: &[usize],
+    launcher: impl Fn(usize, &mut Command),
+) {
+    let spawn = |rank: usize| {
+        let mut command = child_command(part, argument);
+        launcher(rank, &mut command);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let ranks: Vec<_> = (0..size).map(spawn).collect();
@@ -61,6 +76,18 @@ pub(crate) fn processes(size: usize, part: &str, argument: &str, dying: &[usize]
     for (rank, (succeeded, text)) in outcomes.iter().enumerate() {
         assert_eq!(*succeeded, !dying.contains(&rank), "rank {rank}: {text}");
     }
+}
+
+/// Returns a command that runs a part in a process.
+pub(crate) fn child_command(part: &str, argument: &str) -> Command {
+    let mut command = this_program();
+    command.args(["--exact", "ranks::child", "--ignored", "--nocapture"]);
+    // A launcher may have started the tests, too.
+    for variable in ["RDMA_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RDMA_MASTER"] {
+        command.env_remove(variable);
+    }
+    command.env(PART, format!("{part} {argument}"));
+    command
 }
 
 fn outcome(child: Child) -> (bool, String) {
@@ -77,11 +104,12 @@ fn child() {
     let words = env::var(PART).unwrap();
     let (part, argument) = words.split_once(' ').unwrap();
     let pd = domain();
-    let builder = GroupBuilder::from_environment(&pd).unwrap().limit(LIMIT).join_limit(LIMIT);
+    let builder = GroupBuilder::from_environment(&pd).unwrap().limit(LIMIT).join_limit(JOIN_LIMIT);
     let mut group = builder.join().unwrap();
     match part {
         "collectives" => crate::collectives::part(&mut group),
         "death" => crate::failures::death(&mut group, argument),
+        "launcher" => crate::launchers::part(&mut group, argument),
         other => panic!("no part {other}"),
     }
 }
