@@ -12,6 +12,7 @@
 //! - [`flag`]: a flag for a thread that runs until other threads have ended.
 //! - [`fuzz`]: the input format of fuzz targets.
 //! - [`loopback`]: addresses that no other test uses.
+//! - [`namespaces`]: runs programs in namespaces of their own.
 //! - [`program`]: starts programs that are built for the tests' target, in an emulator if
 //!   necessary.
 //! - [`quiet_device`]: a device that does nothing, used to count the caller's own instructions.
@@ -34,6 +35,7 @@ pub mod features;
 pub mod flag;
 pub mod fuzz;
 pub mod loopback;
+pub mod namespaces;
 pub mod program;
 pub mod quiet_device;
 pub mod rig;

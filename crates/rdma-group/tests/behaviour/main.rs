@@ -5,4 +5,5 @@ mod arguments;
 mod collectives;
 mod failures;
 mod launchers;
+mod namespaces;
 mod ranks;

@@ -1,0 +1,27 @@
+# Runs a shell command in this network namespace, and one in another, which a pair of interfaces joins. The second command
+# starts when the first one listens at the port.
+# Arguments: the port, the two addresses, and the two commands.
+set -eu
+port=$1
+ready=$(mktemp)
+ip link add host-a type veth peer name host-b
+unshare --net sh -c 'echo ready; exec sleep infinity' > "$ready" &
+other=$!
+server=
+trap 'kill $other $server 2> /dev/null || true; rm -f "$ready"' EXIT
+until [ -s "$ready" ]; do sleep 0.01; done
+ip link set host-b netns $other
+there() { nsenter --net=/proc/$other/ns/net "$@"; }
+ip address add "$2/24" dev host-a
+there ip address add "$3/24" dev host-b
+ip link set host-a up
+there ip link set host-b up
+
+timeout 100 sh -c "$4" &
+server=$!
+until grep --quiet "$(printf ':%04X 0' "$port")" /proc/net/tcp /proc/net/tcp6; do
+    kill -0 $server
+    sleep 0.01
+done
+there timeout 100 sh -c "$5"
+wait $server
