@@ -19,7 +19,7 @@ pub(crate) enum Kind {
 }
 
 /// A call of a collective. All ranks of a group must make equal calls in the same order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Call {
     /// A [`Kind`], or another number in an invalid message.
     pub(crate) kind: u8,

@@ -411,3 +411,6 @@ fn builder<'a>(pd: &'a ProtectionDomain, options: &Options) -> RendezvousBuilder
     let builder = pd.create_channel().fit(options).receive_timeout(CHECK).send_timeout(SEND);
     builder.user_bytes(&[])
 }
+
+#[cfg(test)]
+mod tests;

@@ -311,9 +311,9 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "stress",
-        about: "failures in long tests: stress for two minutes, a process stopped for half a minute, processes that end, 64 tasks that lend to another process, and a million messages between two processes",
+        about: "failures in long tests: stress for two minutes, a process stopped for half a minute, processes that end, 64 tasks that lend to another process, a million messages between two processes, and deaths of ranks at each step of each collective",
         tier: Tier::Full,
-        minutes: 9.0,
+        minutes: 11.0,
         needs: &[],
         steps: STRESS,
     },

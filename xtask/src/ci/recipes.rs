@@ -444,6 +444,7 @@ pub(super) const STRESS: &[Step] = &[
     tests("cargo test -p rdma-async --test behaviour crowd -- --ignored"),
     tests("cargo test -p rdma-async --release --test soak messages")
         .with(&[("RDMA_TEST_MESSAGES", "1000000")]),
+    tests("cargo test -p rdma-group --lib before_each_step").with(&[("RDMA_TEST_DEATHS", "all")]),
 ];
 
 /// Miri needs access to files, because proptest reads its recorded failures. Since Miri is a
@@ -499,6 +500,9 @@ pub(super) const LOADED: &[Step] = &[
     run("cargo test --workspace --no-fail-fast --test soak --test interop")
         .with(BUSY)
         .under_load(10),
+    tests("cargo test -p rdma-group --test behaviour ranks_in_processes")
+        .with(&[("RDMA_TEST_RANKS", "64")])
+        .under_load(1),
     tests("cargo test --workspace --no-fail-fast --test conformance -- soft0-local::")
         .with(BUSY)
         .under_load(10),

@@ -2,6 +2,7 @@ use std::io::{Read as _, Write as _};
 use std::iter;
 use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd as _;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 
 use rustix::net::{AddressFamily, SocketType, bind, socket};
@@ -281,4 +282,60 @@ fn a_flood_from_one_address_drops_no_rank_of_another() {
     });
     root.serve();
     assert!(root.joined[1].is_some());
+}
+
+/// Connects again and again until all ranks have joined. Each connection is wrong in one of several ways.
+fn attack(master: SocketAddr, joined: &AtomicBool, attacks: &AtomicUsize, seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut open = VecDeque::new();
+    while !joined.load(Ordering::Relaxed) {
+        // Rank 0 does not listen yet, or no longer.
+        let Ok(mut stranger) = TcpStream::connect(master) else { continue };
+        let length = rng.usize(..200);
+        let garbage: Vec<_> = iter::repeat_with(|| rng.u8(..)).take(length).collect();
+        let sent = match rng.u8(..5) {
+            0 => Ok(()),
+            1 => stranger.write_all(&garbage),
+            // Half of a frame.
+            2 => stranger.write_all(&[b"RDMG\x01\0\x02\0\xff\0\0\0", &*garbage].concat()),
+            // A rank that does not know the nonce of rank 0.
+            3 => {
+                let keys = Arc::new(Keys::new(b""));
+                let mut link = Link::new(stranger.try_clone().unwrap(), keys, false, 1000).unwrap();
+                let entry = Entry { address: master, host: "stranger".to_owned() };
+                let join = Join { nonce: [1; 16], rank: 1, world_size: 8, epoch: 0, entry };
+                link.send(Kind::Join, &join.to_bytes(), Instant::now())
+            }
+            _ => stranger.shutdown(std::net::Shutdown::Both),
+        };
+        // Rank 0 may have dropped the connection.
+        drop(sent);
+        attacks.fetch_add(1, Ordering::Relaxed);
+        open.push_back(stranger);
+        if open.len() > 16 {
+            open.pop_front();
+        }
+    }
+}
+
+#[test]
+fn ranks_join_during_an_attack() {
+    let (master, joined, attacks) = (free_address(), AtomicBool::new(false), AtomicUsize::new(0));
+    thread::scope(|threads| {
+        for seed in 0..3 {
+            let (joined, attacks) = (&joined, &attacks);
+            threads.spawn(move || attack(master, joined, attacks, seed));
+        }
+        let mut ranks = vec![spawn(threads, settings(0, 8, master))];
+        while attacks.load(Ordering::Relaxed) < 300 && !ranks[0].is_finished() {
+            thread::yield_now();
+        }
+        ranks.extend((1..8).map(|rank| spawn(threads, settings(rank, 8, master))));
+        let tables: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+        joined.store(true, Ordering::Relaxed);
+        for table in tables {
+            let (Table { entries, .. }, _) = table.unwrap();
+            assert!(entries.iter().enumerate().all(|(rank, it)| it.host == format!("host{rank}")));
+        }
+    });
 }

@@ -1,0 +1,298 @@
+//! Ranks that die before each step of each collective. The ranks are processes, and the survivors join again with the
+//! next epoch.
+
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::Output;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::{env, process};
+
+use test_support::loopback::free_address;
+use test_support::program::this_program;
+
+use super::*;
+use crate::collective::Collective;
+use crate::reduction::{Reduction, combine};
+use crate::schedule::{Action, BarrierAlgorithm, Blocks, Member, Schedule, Transfer};
+
+/// The variable that selects the deaths: `all`, or by default three of each collective.
+const DEATHS: &str = "RDMA_TEST_DEATHS";
+
+/// The variable that describes a process of the test: rank, size of the group, address of rank 0, and the number of the
+/// first death.
+const PROCESS: &str = "RDMA_TEST_DEATHS_PROCESS";
+
+/// Ends a test that hangs. No test waits for it.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The number of `u64` in a message.
+const PIECE: usize = (MESSAGE_BYTES - Call::BYTES) / 8;
+
+/// A rank that dies in a collective.
+#[derive(Clone, Debug)]
+struct Death {
+    collective: Collective,
+    len: usize,
+    rank: usize,
+    /// The number of its sends and receives before.
+    steps: usize,
+    /// Whether all ranks are connected before the collective.
+    connected: bool,
+}
+
+/// Returns each collective with each of its algorithms, and a length of the buffer.
+fn collectives(size: usize) -> Vec<(Collective, usize)> {
+    // Blocks of two messages.
+    let long = size * (PIECE + 100);
+    let short = size + 1;
+    let root = 1;
+    let even = |len| Blocks::even(len, size);
+    let all_to_all =
+        Collective::AllToAll { sent: even(2 * size), received: even(2 * size), offset: 0 };
+    let all_reduce = Collective::AllReduce { is_commutative: true };
+    let scatter_reduced =
+        |is_commutative| Collective::ReduceScatter { is_commutative, blocks: even(short) };
+    vec![
+        (Collective::Barrier(BarrierAlgorithm::Centralized), 0),
+        (Collective::Barrier(BarrierAlgorithm::BinaryTree), 0),
+        (Collective::Barrier(BarrierAlgorithm::Dissemination), 0),
+        (Collective::Broadcast { root }, short),
+        (Collective::Broadcast { root }, PIECE + 1),
+        (Collective::Gather { root, blocks: even(short) }, short),
+        (Collective::Scatter { root, blocks: even(short) }, short),
+        (Collective::AllGather { blocks: even(short) }, short),
+        (Collective::AllGather { blocks: even(long) }, long),
+        (all_to_all, 2 * size),
+        (Collective::Reduce { root }, short),
+        (all_reduce.clone(), short),
+        (all_reduce, long),
+        (scatter_reduced(true), short),
+        (scatter_reduced(false), short),
+    ]
+}
+
+/// Returns the deaths of a group in the order in which they occur.
+fn deaths(size: usize) -> Vec<Death> {
+    let all = env::var(DEATHS).is_ok_and(|which| which == "all");
+    let mut deaths = Vec::new();
+    for (i, (collective, len)) in collectives(size).into_iter().enumerate() {
+        let ranks = if all { 0..size } else { i % size..i % size + 1 };
+        for rank in ranks {
+            let schedule = collective.schedule(Member { rank, size }, len, 8);
+            let most = pieces(&schedule).count();
+            let chosen = if all { (0..=most).collect() } else { vec![0, most.div_ceil(2), most] };
+            for steps in chosen {
+                let collective = collective.clone();
+                deaths.push(Death { collective, len, rank, steps, connected: true });
+            }
+            // A rank connects to all its peers before the first step.
+            let collective = collective.clone();
+            deaths.push(Death { collective, len, rank, steps: 0, connected: false });
+        }
+    }
+    deaths
+}
+
+/// Returns the sends and receives of a schedule in order. Each is the round, the transfer and the number of its piece.
+fn pieces(schedule: &Schedule) -> impl Iterator<Item = (usize, Transfer, usize)> {
+    schedule.iter().enumerate().flat_map(|(round, transfers)| {
+        let count = |transfer: &Transfer| transfer.range.len().div_ceil(PIECE).max(1);
+        let most = transfers.iter().map(count).max().unwrap_or(0);
+        let mut ordered = transfers.clone();
+        ordered.sort_by_key(|transfer| transfer.action != Action::Send);
+        (0..most).flat_map(move |piece| {
+            let transfers = ordered.clone().into_iter();
+            let transfers = transfers.filter(move |transfer| piece < count(transfer));
+            transfers.map(move |transfer| (round, transfer, piece))
+        })
+    })
+}
+
+/// Returns a schedule that ends after these steps.
+fn cut(schedule: &Schedule, steps: usize) -> Schedule {
+    let mut cut = vec![Vec::<Transfer>::new(); schedule.len()];
+    for (round, mut transfer, piece) in pieces(schedule).take(steps) {
+        let end = transfer.range.start + (piece + 1) * PIECE;
+        transfer.range.end = end.min(transfer.range.end);
+        let is_same = |other: &&mut Transfer| {
+            (other.peer, other.action, other.range.start)
+                == (transfer.peer, transfer.action, transfer.range.start)
+        };
+        match cut[round].iter_mut().find(is_same) {
+            Some(begun) => *begun = transfer,
+            None => cut[round].push(transfer),
+        }
+    }
+    cut
+}
+
+fn domain() -> ProtectionDomain {
+    rdma_soft::install();
+    rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap()
+}
+
+/// Joins the group of an epoch.
+fn world(rank: usize, size: usize, master: &str, epoch: u64) -> World {
+    let master = master.to_owned();
+    let settings = Settings { rank, world_size: size, master, epoch, secret: None };
+    World::join(&domain(), &settings, LIMIT, LIMIT).unwrap()
+}
+
+/// Runs the schedule of a collective.
+fn execute(world: &mut World, death: &Death, schedule: Schedule) -> Result<(), Error> {
+    let members: Vec<_> = (0..world.entries.len()).collect();
+    let call = Call { kind: death.collective.kind() as u8, element_bytes: 8, ..Call::default() };
+    let (mut buffer, sum) = (vec![1_u64; death.len], combine(Reduction::Sum));
+    world.execute(&members, Run::new(call, schedule, &mut buffer, Some(&*sum)))
+}
+
+/// Takes part in one death. Returns only if another rank dies.
+fn live(death: &Death, rank: usize, size: usize, master: &str, epoch: u64) {
+    let mut world = world(rank, size, master, epoch);
+    let member = Member { rank, size };
+    let schedule = death.collective.schedule(member, death.len, 8);
+    let mut result = Ok(());
+    if death.connected {
+        result = execute(&mut world, death, schedule.clone());
+    }
+    if rank == death.rank {
+        result.and_then(|()| execute(&mut world, death, cut(&schedule, death.steps))).unwrap();
+        println!("dies in epoch {epoch}");
+        process::abort();
+    }
+    let barrier =
+        |world: &mut World| execute(world, death, member.barrier(BarrierAlgorithm::Dissemination));
+    // A rank that does not wait for the dead one may complete a collective.
+    let result = result.and_then(|()| execute(&mut world, death, schedule));
+    let result = result.and_then(|()| barrier(&mut world));
+    match result {
+        Err(Error::Lost { rank, host }) => {
+            assert_eq!((rank, host), (death.rank, world.host(death.rank)), "{death:?}");
+        }
+        other => panic!("{other:?} after {death:?}"),
+    }
+    assert!(matches!(barrier(&mut world), Err(Error::Closed)));
+}
+
+#[test]
+#[ignore = "a process of other tests"]
+fn process_of_a_rank() {
+    let process = env::var(PROCESS).unwrap();
+    let words: Vec<_> = process.split(' ').collect();
+    let [rank, size, master, first] = words[..] else { panic!("{process}") };
+    let [rank, size, first] = [rank, size, first].map(|number| number.parse().unwrap());
+    for (epoch, death) in deaths(size).iter().enumerate().skip(first) {
+        live(death, rank, size, master, epoch as u64);
+    }
+}
+
+fn start(rank: usize, size: usize, master: &str, first: usize) -> Output {
+    let mut command = this_program();
+    command.args(["--exact", "world::tests::process_of_a_rank", "--ignored", "--nocapture"]);
+    command.env(PROCESS, format!("{rank} {size} {master} {first}"));
+    command.output().unwrap()
+}
+
+/// Runs the processes of a rank: a new one after each death.
+fn lives(rank: usize, size: usize, master: &str) {
+    let deaths = deaths(size);
+    let own = deaths.iter().enumerate().filter(|(_, death)| death.rank == rank);
+    let mut first = 0;
+    for (epoch, _) in own {
+        let output = start(rank, size, master, first);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.ends_with(&format!("dies in epoch {epoch}\n")), "rank {rank}: {output:?}");
+        assert_eq!(output.status.signal(), Some(6), "rank {rank}: {output:?}");
+        first = epoch + 1;
+    }
+    let output = start(rank, size, master, first);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains(" 1 passed"), "rank {rank}: {output:?}");
+}
+
+#[test]
+fn the_death_of_a_rank_before_each_step_is_named_on_all_others() {
+    for size in [4, 5] {
+        let master = &*free_address().to_string();
+        thread::scope(|threads| {
+            for rank in 0..size {
+                threads.spawn(move || lives(rank, size, master));
+            }
+        });
+    }
+}
+
+#[test]
+fn a_schedule_is_cut_after_each_step() {
+    let size = 4;
+    for (collective, len) in collectives(size) {
+        let schedule = collective.schedule(Member { rank: 1, size }, len, 8);
+        let all = pieces(&schedule).count();
+        let counts = (0..=all).map(|steps| pieces(&cut(&schedule, steps)).count());
+        assert!(counts.eq(0..=all), "{collective:?}");
+    }
+}
+
+/// Connects to a rank again and again. Each connection is wrong in one of several ways. Calls `attacked` after some of
+/// them.
+fn attack(address: SocketAddr, ended: &AtomicBool, attacked: impl Fn()) {
+    let pd = domain();
+    let claims = [&0_u64.to_le_bytes()[..], &[7; 32]].concat();
+    let mut open = Vec::new();
+    for round in 0.. {
+        if ended.load(Ordering::Relaxed) {
+            return;
+        }
+        if round == 8 {
+            attacked();
+        }
+        match round % 4 {
+            0 => open.extend(TcpStream::connect(address).ok()),
+            1 => {
+                let stranger = TcpStream::connect(address);
+                // The rank may have dropped the connection.
+                let _ = stranger.and_then(|mut stranger| stranger.write_all(&[0x55; 100]));
+            }
+            2 => open.clear(),
+            // Claims to be rank 0.
+            _ => {
+                let builder = pd.create_channel().user_bytes(&claims);
+                let refused =
+                    builder.rendezvous_timeout(Duration::from_millis(100)).connect(address);
+                assert!(refused.is_err());
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_run_collectives_while_strangers_connect_to_them() {
+    let (size, master, ended) = (3, free_address().to_string(), AtomicBool::new(false));
+    let (attacked, all_called) = (Barrier::new(2 * size), Barrier::new(size));
+    thread::scope(|threads| {
+        let rank = |rank| {
+            let (master, ended) = (&*master, &ended);
+            let (attacked, all_called) = (&attacked, &all_called);
+            threads.spawn(move || {
+                let mut world = world(rank, size, master, 0);
+                let address = world.entries[rank].address;
+                threads.spawn(move || attack(address, ended, || _ = attacked.wait()));
+                attacked.wait();
+                let called = collectives(size).into_iter().try_for_each(|(collective, len)| {
+                    let schedule = collective.schedule(Member { rank, size }, len, 8);
+                    let death = Death { collective, len, rank: 0, steps: 0, connected: false };
+                    execute(&mut world, &death, schedule)
+                });
+                // A rank that ends before the others is lost.
+                all_called.wait();
+                called
+            })
+        };
+        let ranks: Vec<_> = (0..size).map(rank).collect();
+        let results: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+        ended.store(true, Ordering::Relaxed);
+        assert!(results.iter().all(Result::is_ok), "{results:?}");
+    });
+}
