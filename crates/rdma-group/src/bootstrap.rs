@@ -30,7 +30,7 @@ const HALF_OPEN: Duration = Duration::from_secs(10);
 const STRANGERS: usize = 64;
 
 /// The time that rank 0 has to send its decision after its own limit.
-const GRACE: Duration = Duration::from_secs(5);
+pub(crate) const GRACE: Duration = Duration::from_secs(5);
 
 /// Joins the group. `entry` returns the entry of this rank, whose address must have that IP address.
 pub(crate) fn join(
@@ -319,13 +319,20 @@ impl<'s> Root<'s> {
     /// Sends the reason to all ranks that have joined, and returns it.
     fn refuse_all(mut self) -> Error {
         let ranks = self.joined.iter().enumerate().filter(|(_, joined)| joined.is_none());
+        let ranks: Vec<_> = ranks.map(|(rank, _)| rank).collect();
+        let hosts = ranks.iter().filter_map(|rank| Some(&**self.settings.hosts.get(*rank)?));
+        let hosts = hosts.collect::<Vec<_>>().join(", ");
         let error = Error::Missing {
-            ranks: ranks.map(|(rank, _)| rank).collect(),
+            ranks,
             world_size: self.settings.world_size,
             limit: self.limit,
             last_refused: self.last_refused.take(),
         };
-        let reason = error.to_string();
+        let mut reason = error.to_string();
+        if !hosts.is_empty() {
+            reason += "; their hosts: ";
+            reason += &hosts;
+        }
         for (link, _) in self.joined.iter_mut().flatten() {
             if let Some(link) = link {
                 let _ = link.send(Kind::Refusal, reason.as_bytes(), Instant::now());

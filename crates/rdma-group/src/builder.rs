@@ -44,7 +44,8 @@ impl<'a> GroupBuilder<'a> {
     /// Returns a builder for this rank. Same as [`Group::builder`].
     pub fn new(pd: &'a ProtectionDomain, rank: usize, world_size: usize, master: &str) -> Self {
         let master = master.to_owned();
-        Self::with(pd, Settings { rank, world_size, master, epoch: 0, secret: None })
+        let hosts = Vec::new();
+        Self::with(pd, Settings { rank, world_size, master, epoch: 0, secret: None, hosts })
     }
 
     /// Returns a builder with the rank, size, address, epoch and secret of the environment. See

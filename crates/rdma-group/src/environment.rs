@@ -13,12 +13,14 @@ pub(crate) struct Settings {
     pub(crate) master: String,
     pub(crate) epoch: u64,
     pub(crate) secret: Option<Vec<u8>>,
+    /// The hosts of all ranks; empty if they are unknown before the ranks join.
+    pub(crate) hosts: Vec<String>,
 }
 
 /// Formats everything except the secret.
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rank, world_size, master, epoch, secret: _ } = self;
+        let Self { rank, world_size, master, epoch, secret: _, hosts: _ } = self;
         write!(f, "rank {rank} of {world_size} at {master}, epoch {epoch}")
     }
 }
@@ -114,6 +116,7 @@ impl Settings {
             master,
             epoch: restarts.map_or(Ok(0), |restarts| variables.number(restarts))?,
             secret: get("RDMA_GROUP_SECRET").map(String::into_bytes),
+            hosts: Vec::new(),
         })
     }
 }
@@ -137,7 +140,7 @@ fn of_slurm(variables: &Variables<'_>) -> Result<String, Error> {
     Ok(with_port(&first_host(&hosts), u16::try_from(port).unwrap_or(10_000)))
 }
 
-fn with_port(host: &str, port: u16) -> String {
+pub(crate) fn with_port(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
@@ -170,7 +173,14 @@ mod tests {
     }
 
     fn settings(rank: usize, world_size: usize, master: &str, epoch: u64) -> Settings {
-        Settings { rank, world_size, master: master.to_owned(), epoch, secret: None }
+        Settings {
+            rank,
+            world_size,
+            master: master.to_owned(),
+            epoch,
+            secret: None,
+            hosts: Vec::new(),
+        }
     }
 
     #[test]

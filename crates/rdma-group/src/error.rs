@@ -177,7 +177,7 @@ fn remedy(variable: &str) -> &'static str {
     if variable == "RDMA_MASTER" { ": set it to HOST:PORT of rank 0" } else { "" }
 }
 
-fn refused(last: &Option<String>) -> String {
+pub(crate) fn refused(last: &Option<String>) -> String {
     last.as_ref()
         .map(|last| format!("; the last process that was refused: {last}"))
         .unwrap_or_default()

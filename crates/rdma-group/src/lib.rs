@@ -28,6 +28,11 @@
 //! | set limits, a secret or an epoch | [`GroupBuilder`] |
 //! | handle errors | [`Error`], [failures](Group#failures) |
 //!
+//! # Features
+//!
+//! `serde` (off by default): adds the module `network`, with the names of `ibverbs_rs::network`. It has connections
+//! between the ranks of a configuration file, for requests of the program, and barriers over any ranks.
+//!
 //! Types of `rdma-mem` and `rdma-channel` that appear in signatures are re-exported here.
 #![forbid(unsafe_code)]
 
@@ -38,6 +43,8 @@ mod collective;
 mod environment;
 mod error;
 mod group;
+#[cfg(feature = "serde")]
+pub mod network;
 mod reduction;
 mod run;
 mod schedule;

@@ -31,3 +31,32 @@ fn a_reduction_stays_on_its_thread() {
 fn a_group_can_move_to_another_thread() {
     send_sync::<Group>();
 }
+
+#[cfg(feature = "serde")]
+mod network {
+    use rdma_group::network::*;
+
+    use super::{NotSend, send_sync};
+
+    fn send<T: Send>() {}
+
+    #[test]
+    fn configurations_and_errors_are_plain_values() {
+        send_sync::<(NodeConfig, RawNetworkConfig, NetworkConfig, NetworkConfigError)>();
+        send_sync::<(ExchangeConfig, ExchangeError, Exchanger)>();
+        send_sync::<(LocalEndpoint, RemoteEndpoints, EndpointsError)>();
+        send_sync::<(NodeWithoutPd, NodeBuilder<'_>, BarrierError)>();
+    }
+
+    /// Only one thread at a time uses the channels.
+    #[test]
+    fn a_node_can_move_to_another_thread() {
+        send::<(PreparedNode, Node)>();
+        send_sync::<(PreparedBarrier, Barrier)>();
+    }
+
+    #[test]
+    fn a_scope_stays_on_its_thread() {
+        <NodeScope<'_, '_> as NotSend<_>>::holds();
+    }
+}

@@ -15,4 +15,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#[cfg(feature = "serde")]
+pub use rdma_group::network;
 pub use rdma_group::{BarrierAlgorithm, Error, Group, GroupBuilder, Number, Pod, Reduction};

@@ -94,7 +94,8 @@
 //! - `cm`: connections by address and port (`rdma-cm`, as the module `cm`).
 //! - `group`: ranks, barriers and collectives (`rdma-group`, as the module `group`).
 //! - `soft` (on by default): the software devices. Without this feature, `rdma-soft` is not built.
-//! - `serde`: serialisation of endpoints, remote regions and the numeric types of RDMA.
+//! - `serde`: serialisation of endpoints, remote regions and the numeric types of RDMA. With `group`, it adds the module
+//!   `rdma::group::network`.
 
 #![forbid(unsafe_code)]
 

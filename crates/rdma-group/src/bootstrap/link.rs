@@ -38,10 +38,19 @@ pub(crate) enum Kind {
     Notice,
     /// A rank leaves.
     Goodbye,
+    /// A value of an exchange, which needs the feature `serde`.
+    Value,
 }
 
-const KINDS: [Kind; 6] =
-    [Kind::Challenge, Kind::Join, Kind::Table, Kind::Refusal, Kind::Notice, Kind::Goodbye];
+const KINDS: [Kind; 7] = [
+    Kind::Challenge,
+    Kind::Join,
+    Kind::Table,
+    Kind::Refusal,
+    Kind::Notice,
+    Kind::Goodbye,
+    Kind::Value,
+];
 
 /// The keys that are derived from the group's secret.
 #[derive(Clone)]
@@ -125,6 +134,12 @@ impl Link {
     /// Sets the nonces of the other rank and of rank 0.
     pub(crate) const fn agree(&mut self, nonces: [Nonce; 2]) {
         self.nonces = nonces;
+    }
+
+    /// Sets the maximum length of a payload from the other end.
+    #[cfg(feature = "serde")]
+    pub(crate) const fn expect_at_most(&mut self, longest: usize) {
+        self.longest = longest;
     }
 
     /// Sends a frame. Waits until the deadline for room in the socket. If this fails, the stream ends, because the other

@@ -56,6 +56,12 @@ impl Star {
         Self { rank, links, notice: None }
     }
 
+    /// Returns the connections, for an exchange of values. Rank 0 has one for each rank, the others have only one.
+    #[cfg(feature = "serde")]
+    pub(crate) fn into_links(self) -> Vec<Option<Link>> {
+        self.links
+    }
+
     /// Sends the table to all ranks. A rank that cannot receive it is lost.
     pub(super) fn send_table(&mut self, table: &Table, until: Instant) {
         let bytes = table.to_bytes();

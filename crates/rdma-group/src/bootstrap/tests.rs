@@ -14,7 +14,8 @@ use super::*;
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn settings(rank: usize, world_size: usize, master: SocketAddr) -> Settings {
-    Settings { rank, world_size, master: master.to_string(), epoch: 0, secret: None }
+    let (master, hosts) = (master.to_string(), Vec::new());
+    Settings { rank, world_size, master, epoch: 0, secret: None, hosts }
 }
 
 fn join_as(settings: &Settings, limit: Duration) -> Result<(Table, Star), Error> {
@@ -90,7 +91,9 @@ fn strangers_do_not_drop_a_rank_whose_message_has_arrived() {
 #[test]
 fn missing_ranks_are_named_on_all_others() {
     let master = free_address();
-    let (settings, limit) = (settings(0, 4, master), Duration::from_millis(1));
+    let hosts = ["a", "b", "c", "d"].map(str::to_owned).into();
+    let settings = Settings { hosts, ..settings(0, 4, master) };
+    let limit = Duration::from_millis(1);
     let keys = Arc::new(Keys::new(b""));
     thread::scope(|threads| {
         let other = spawn(threads, Settings { rank: 2, ..settings.clone() });
@@ -103,7 +106,9 @@ fn missing_ranks_are_named_on_all_others() {
         let missing = "ranks [1, 3] of 4 did not join within 1ms";
         assert_eq!(text(root.gather(Instant::now())), missing);
         let error = text(other.join().unwrap());
-        assert_eq!(error, format!("rank 0 at {master} did not accept rank 2: {missing}"));
+        let expected =
+            format!("rank 0 at {master} did not accept rank 2: {missing}; their hosts: b, d");
+        assert_eq!(error, expected);
     });
 }
 

@@ -6,4 +6,6 @@ mod collectives;
 mod failures;
 mod launchers;
 mod namespaces;
+#[cfg(feature = "serde")]
+mod network;
 mod ranks;

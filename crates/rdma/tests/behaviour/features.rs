@@ -32,9 +32,10 @@ fn the_software_devices_are_there_by_default_and_only_by_their_feature() {
 #[test]
 fn serde_is_that_of_every_layer_and_off_by_default() {
     assert!(!has(&[], "serde"));
-    let serde = ["--no-default-features", "--features", "serde"];
+    let serde = ["--no-default-features", "--features", "async,group,serde"];
     let lines = tree(&[&serde[..], &["--edges", "normal", "--format", "{p}|{f}"]].concat());
-    for layer in ["rdma-channel", "rdma-mem", "rdma-qp", "rdma-types"] {
+    let layers = ["rdma-async", "rdma-channel", "rdma-group", "rdma-mem", "rdma-qp", "rdma-types"];
+    for layer in layers {
         let of_layer = |line: &&String| line.starts_with(&format!("{layer} v"));
         let features = lines.iter().find(of_layer).and_then(|line| line.split('|').nth(1));
         let with = features.is_some_and(|all| all.split([',', ' ']).any(|one| one == "serde"));
