@@ -39,6 +39,11 @@ impl Resolved {
         self.address
     }
 
+    /// Returns the local address, if the listener is on another host.
+    pub(crate) const fn source(&self) -> Option<Gid> {
+        self.source
+    }
+
     /// Returns the device that reaches the address. The queue pair is created on it.
     #[must_use]
     pub fn context(&self) -> &Context {
@@ -63,7 +68,7 @@ impl Resolved {
         }
         let (endpoint, address) = (queue_pair.endpoint(), self.address);
         let request = Request::new(endpoint, address, self.source, private_data)?;
-        Ok(Connecting { queue_pair, handle: self.engine.connect(self.address.port(), request)? })
+        Ok(Connecting { queue_pair, handle: self.engine.connect(request)? })
     }
 }
 
@@ -92,7 +97,7 @@ impl Connecting {
     pub fn advance(self, event: Event) -> Step<Self, Replied> {
         match self.handle.take(event) {
             Err(event) => Step::Same(self, event),
-            Ok(Happening::Replied(replying)) => match self.replied(replying) {
+            Ok(Happening::Replied(replying)) => match self.replied(*replying) {
                 Ok(replied) => Step::Next(replied),
                 Err(error) => Step::Failed(error),
             },
@@ -116,7 +121,7 @@ impl Connecting {
     }
 
     fn replied(self, replying: Replying) -> Result<Replied, Error> {
-        let Replying { endpoint, private_data } = replying;
+        let Replying { endpoint, private_data, .. } = replying;
         let queue_pair = connect(self.queue_pair, &endpoint)?;
         Ok(Replied { queue_pair, handle: self.handle, private_data })
     }

@@ -8,6 +8,7 @@ use rdma_qp::QueuePairEndpoint;
 
 use crate::engine::{Engine, Handle};
 use crate::error::End;
+use crate::parameters::{Answered, Parameters, Route};
 
 /// The identity of a listener or connection. It is unique in its process, and never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,12 +56,8 @@ pub enum EventKind {
 impl Event {
     /// Creates the event of a channel.
     pub(crate) fn new(engine: &Arc<Engine>, (token, happening): (u64, Happening)) -> Self {
-        let request = match &happening {
-            Happening::Requested(requested) => {
-                Some(Handle { engine: Arc::clone(engine), token: requested.peer.get() })
-            }
-            _ => None,
-        };
+        let handle = |token| Handle { engine: Arc::clone(engine), token };
+        let request = happening.requester().map(handle);
         Self { id: IdToken::new(token), happening, request }
     }
 
@@ -74,8 +71,8 @@ impl Event {
     #[must_use]
     pub const fn kind(&self) -> EventKind {
         match self.happening {
-            Happening::Requested(_) => EventKind::ConnectRequest,
-            Happening::Replied(_) => EventKind::ConnectResponse,
+            Happening::Requested(_) | Happening::Queried(_) => EventKind::ConnectRequest,
+            Happening::Replied(_) | Happening::Answered(_) => EventKind::ConnectResponse,
             Happening::Established { .. } => EventKind::Established,
             Happening::Ended(_) => EventKind::Ended,
         }
@@ -85,9 +82,11 @@ impl Event {
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         match &self.happening {
-            Happening::Requested(Requested { private_data, .. })
-            | Happening::Replied(Replying { private_data, .. })
-            | Happening::Established { private_data }
+            Happening::Requested(requested) => &requested.private_data,
+            Happening::Replied(replying) => &replying.private_data,
+            Happening::Queried(queried) => &queried.private_data,
+            Happening::Answered(answered) => &answered.private_data,
+            Happening::Established { private_data }
             | Happening::Ended(
                 End::Rejected { private_data, .. } | End::Disconnected { private_data },
             ) => private_data,
@@ -118,16 +117,27 @@ impl fmt::Debug for Event {
 
 /// The contents of an event.
 pub(crate) enum Happening {
-    Requested(Requested),
-    Replied(Replying),
+    Requested(Box<Requested>),
+    Replied(Box<Replying>),
     Established { private_data: Vec<u8> },
+    Queried(Box<Queried>),
+    Answered(Box<Answered>),
     Ended(End),
 }
 
 impl Happening {
+    /// Returns the new connection of a request, or the new query.
+    pub(crate) fn requester(&self) -> Option<u64> {
+        match self {
+            Self::Requested(requested) => Some(requested.peer.get()),
+            Self::Queried(queried) => Some(queried.peer.get()),
+            _ => None,
+        }
+    }
+
     /// Returns true for the request of this connection.
     pub(crate) fn is_request_of(&self, peer: u64) -> bool {
-        matches!(self, Self::Requested(requested) if requested.peer.get() == peer)
+        self.requester() == Some(peer)
     }
 }
 
@@ -135,14 +145,25 @@ impl Happening {
 pub(crate) struct Requested {
     /// The new connection.
     pub(crate) peer: IdToken,
-    pub(crate) endpoint: Box<QueuePairEndpoint>,
+    pub(crate) endpoint: QueuePairEndpoint,
     /// The local and the remote address, if the peer is on another host.
     pub(crate) ends: Option<(IpAddr, IpAddr)>,
+    pub(crate) parameters: Parameters,
+    pub(crate) route: Route,
+    pub(crate) private_data: Vec<u8>,
+}
+
+/// A SIDR_REQ that a listener received.
+pub(crate) struct Queried {
+    /// The new query.
+    pub(crate) peer: IdToken,
+    pub(crate) route: Route,
     pub(crate) private_data: Vec<u8>,
 }
 
 /// A REP.
 pub(crate) struct Replying {
-    pub(crate) endpoint: Box<QueuePairEndpoint>,
+    pub(crate) endpoint: QueuePairEndpoint,
+    pub(crate) parameters: Parameters,
     pub(crate) private_data: Vec<u8>,
 }

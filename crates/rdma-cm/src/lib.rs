@@ -39,7 +39,8 @@
 //! killed, it sends no message to another host. The peer's requests then fail after the timeout and retries of its
 //! queue pair.
 //!
-//! Datagram services (SIDR) and multicast are not supported. C programs that use librdmacm cannot use this crate.
+//! Programs that manage their queue pairs themselves use the module [`unmanaged`], which also has datagram services
+//! (SIDR). Multicast is not supported. C programs that use librdmacm cannot use this crate.
 //!
 //! # Untrusted peers
 //!
@@ -128,7 +129,9 @@ mod engine;
 mod error;
 mod event;
 mod listener;
+mod parameters;
 mod step;
+pub mod unmanaged;
 
 pub use active::{Connecting, Replied, Resolved};
 pub use channel::EventChannel;

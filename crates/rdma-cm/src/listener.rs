@@ -1,8 +1,9 @@
 //! The passive end: listeners, and requests for connections.
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
+use rdma_proto::cm::PortSpace;
 use rdma_proto::cm::wire::{Reason, Rejection};
 use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairEndpoint};
 
@@ -41,9 +42,9 @@ impl Listener {
     pub fn bind(channel: &EventChannel, address: impl ToSocketAddrs) -> Result<Self, Error> {
         let mut address = channel.own_address(address)?;
         let bound = Some(address.ip()).filter(|ip| !ip.is_unspecified());
-        let (handle, port) = channel.engine().listen(address.port(), bound)?;
-        address.set_port(port);
-        Ok(Self { handle, address })
+        let reserved = channel.engine().reserve(PortSpace::Tcp, address.port(), bound)?;
+        address.set_port(reserved.port);
+        Ok(Self { handle: channel.engine().listen(reserved)?, address })
     }
 
     /// Returns the identity that the listener's events have.
@@ -67,8 +68,7 @@ impl Listener {
         let Event { id, happening, request } = event;
         match (happening, request) {
             (Happening::Requested(requested), Some(handle)) if id == self.id() => {
-                let Requested { endpoint, ends, private_data, .. } = requested;
-                Ok(ConnectionRequest { handle, endpoint, ends, private_data })
+                Ok(ConnectionRequest { handle, requested })
             }
             (happening, request) => Err(Event { id, happening, request }),
         }
@@ -87,13 +87,18 @@ impl Listener {
 }
 
 /// A peer's request for a connection. Dropping it rejects the request.
-#[derive(Debug)]
 #[must_use = "dropping it rejects the request"]
 pub struct ConnectionRequest {
     handle: Handle,
-    endpoint: Box<QueuePairEndpoint>,
-    ends: Option<(IpAddr, IpAddr)>,
-    private_data: Vec<u8>,
+    requested: Box<Requested>,
+}
+
+impl std::fmt::Debug for ConnectionRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { handle, requested } = self;
+        let mut shown = f.debug_struct("ConnectionRequest");
+        shown.field("handle", handle).field("endpoint", &requested.endpoint).finish_non_exhaustive()
+    }
 }
 
 impl ConnectionRequest {
@@ -109,7 +114,7 @@ impl ConnectionRequest {
     /// Returns the peer's private data, of 56 bytes: padded with zeros.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
-        &self.private_data
+        &self.requested.private_data
     }
 
     /// Connects a queue pair to the peer's, through the states `INIT`, `RTR` and `RTS`.
@@ -118,10 +123,10 @@ impl ConnectionRequest {
     /// [`Error::Mtu`] or [`Error::Connect`] if the queue pair does not match the peer's. After an error, the request is
     /// rejected, and the queue pair is destroyed.
     pub fn prepare(self, mut queue_pair: PreparedQueuePair) -> Result<Accepting, Error> {
-        if let Some((own, peer)) = self.ends {
+        if let Some((own, peer)) = self.requested.ends {
             queue_pair.set_stream_addresses(own, peer);
         }
-        let (own, peer) = (queue_pair.endpoint(), *self.endpoint);
+        let (own, peer) = (queue_pair.endpoint(), self.requested.endpoint);
         if own.mtu() < peer.mtu() {
             let rejection = Rejection::new(Reason::INVALID_MTU);
             self.handle.change(|peer, now| peer.reject(now, &rejection))?;
@@ -172,7 +177,7 @@ impl Accepting {
     pub fn accept(self, private_data: &[u8]) -> Result<Accepted, Error> {
         check_private_data("REP", private_data, Self::MAX_PRIVATE_DATA)?;
         let Self { queue_pair, handle, own } = self;
-        handle.change(|peer, now| peer.accept(now, &own, private_data))?;
+        handle.change(|peer, now| peer.accept_with(now, &own, private_data))?;
         Ok(Accepted { queue_pair, handle })
     }
 }

@@ -1,5 +1,6 @@
 //! The types that may move to other threads, and be used from them.
 
+use rdma_cm::unmanaged::{self, Answered, Id, Parameters, Port, Route};
 use rdma_cm::{
     Accepted, Accepting, Connecting, Connection, ConnectionRequest, Disconnecting, End, Ended,
     Error, Event, EventChannel, EventKind, IdToken, Listener, Replied, Resolved, Step,
@@ -31,4 +32,10 @@ fn channels_and_connections_go_to_any_thread() {
     send_sync::<Disconnecting>();
     send_sync::<Ended>();
     send_sync::<Step<Connecting, Replied>>();
+    send_sync::<Id>();
+    send_sync::<Port>();
+    send_sync::<unmanaged::Event>();
+    send_sync::<Answered>();
+    send_sync::<Parameters>();
+    send_sync::<Route>();
 }

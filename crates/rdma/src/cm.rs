@@ -28,5 +28,5 @@
 pub use rdma_cm::{
     Accepted, Accepting, Connecting, Connection, ConnectionRequest, Counters, Disconnecting, End,
     Ended, Error, Event, EventChannel, EventKind, IdToken, Listener, QueuePairError, Reason,
-    Replied, Resolved, Step,
+    Replied, Resolved, Step, unmanaged,
 };

@@ -59,12 +59,17 @@ impl Line {
         &mut self,
         call: impl FnOnce(&mut Manager) -> Result<Transmit, E>,
     ) -> Result<(), E> {
-        let transmit = match self {
-            Self::Socket { manager, .. } => call(manager)?,
-            Self::Gateway(gateway) => gateway.manage(call)?,
-        };
+        let transmit = self.manage(call)?;
         self.send(&transmit);
         Ok(())
+    }
+
+    /// Calls the manager.
+    pub(super) fn manage<T>(&mut self, call: impl FnOnce(&mut Manager) -> T) -> T {
+        match self {
+            Self::Socket { manager, .. } => call(manager),
+            Self::Gateway(gateway) => gateway.manage(call),
+        }
     }
 
     pub(super) fn send(&self, transmit: &Transmit) {

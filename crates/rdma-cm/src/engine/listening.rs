@@ -7,13 +7,13 @@ use std::process;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-use rdma_proto::cm::Manager;
+use rdma_proto::cm::{Manager, PortSpace, ServiceId};
 use rdma_types::Guid;
 use rustix::io::{Errno, Result};
 
 use super::files::Files;
 use super::peer::{Peer, Stage};
-use super::socket::{accept_from, listen_at};
+use super::socket::{accept_from, reserve};
 use super::{Engine, NEXT, State};
 
 /// The connections that are accepted before other sockets get their turn.
@@ -25,7 +25,7 @@ const FREE: (u16, u16) = (32_768, 28_232);
 
 pub(super) struct Listening {
     socket: OwnedFd,
-    port: u16,
+    service: ServiceId,
     bound: Option<IpAddr>,
     /// The connections of this host that are not established.
     half_open: BTreeSet<u64>,
@@ -35,15 +35,15 @@ pub(super) struct Listening {
     is_paused: bool,
 }
 
-/// Binds a port; 0 selects a free one. Also returns the port.
-pub(super) fn bind(device: Guid, port: u16) -> Result<(OwnedFd, u16)> {
+/// Reserves a port; 0 selects a free one. Also returns the port.
+pub(super) fn bind(device: Guid, space: PortSpace, port: u16) -> Result<(OwnedFd, u16)> {
     if port != 0 {
-        return Ok((listen_at(device, port)?, port));
+        return Ok((reserve(device, space.service_id(port))?, port));
     }
     let (first, count) = FREE;
     for _ in 0..count {
         let port = first + next_turn() % count;
-        match listen_at(device, port) {
+        match reserve(device, space.service_id(port)) {
             Err(Errno::ADDRINUSE) => {}
             result => return Ok((result?, port)),
         }
@@ -59,9 +59,9 @@ fn next_turn() -> u16 {
 }
 
 impl Listening {
-    pub(super) const fn new(socket: OwnedFd, port: u16, bound: Option<IpAddr>) -> Self {
+    pub(super) const fn new(socket: OwnedFd, service: ServiceId, bound: Option<IpAddr>) -> Self {
         let half_open = BTreeSet::new();
-        Self { socket, port, bound, half_open, requested: BTreeSet::new(), is_paused: false }
+        Self { socket, service, bound, half_open, requested: BTreeSet::new(), is_paused: false }
     }
 
     pub(super) const fn socket(&self) -> &OwnedFd {
@@ -73,8 +73,8 @@ impl Listening {
         self.half_open.union(&self.requested).copied().collect()
     }
 
-    pub(super) const fn port(&self) -> u16 {
-        self.port
+    pub(super) const fn service(&self) -> ServiceId {
+        self.service
     }
 
     /// Returns the IP address to which the listener is bound, if to a specific one.
@@ -121,7 +121,7 @@ impl Engine {
             if listening.is_full() {
                 return listening.pause(&self.files, token);
             }
-            let (of, bound) = ((token, listening.port), listening.bound);
+            let (of, bound) = ((token, listening.service), listening.bound);
             let socket = match accept_from(&listening.socket) {
                 Ok(Some(socket)) => socket,
                 Ok(None) | Err(Errno::INTR | Errno::CONNABORTED) => continue,

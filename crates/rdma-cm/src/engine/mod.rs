@@ -17,7 +17,7 @@ mod socket;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use rdma_mem::{Context, Gid};
 use rdma_proto::Time;
 use rdma_proto::cm::wire::Reason;
-use rdma_proto::cm::{CommId, Error as Refusal};
+use rdma_proto::cm::{CommId, Error as Refusal, PortSpace, ServiceId};
 use rustix::io::Errno;
 
 use self::files::{FIRST_KEY, Files, MADS};
@@ -69,6 +69,15 @@ struct State {
     has_waiter: bool,
     /// Whether the program's file is readable.
     is_readable: bool,
+}
+
+/// A port that no other listener of the device can have. It is free when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Reserved {
+    socket: OwnedFd,
+    service: ServiceId,
+    pub(crate) port: u16,
+    bound: Option<IpAddr>,
 }
 
 /// A listener or connection, which ends when this is dropped.
@@ -127,29 +136,40 @@ impl Engine {
         Handle { engine: Arc::clone(self), token }
     }
 
-    /// Listens at a port; 0 selects a free one. Also returns the port.
-    pub(crate) fn listen(
-        self: &Arc<Self>,
+    /// Reserves a port; 0 selects a free one.
+    pub(crate) fn reserve(
+        &self,
+        space: PortSpace,
         port: u16,
         bound: Option<IpAddr>,
-    ) -> Result<(Handle, u16), Error> {
+    ) -> Result<Reserved, Error> {
         self.check_process()?;
         let device = self.context().device();
-        let (socket, port) = listening::bind(device.guid(), port).map_err(|errno| match errno {
+        let reserved = listening::bind(device.guid(), space, port);
+        let (socket, port) = reserved.map_err(|errno| match errno {
             Errno::ADDRINUSE => Error::PortInUse { port, device: device.name().to_owned() },
             errno => Error::system("listen")(errno),
         })?;
-        let token = NEXT.fetch_add(1, Ordering::Relaxed);
-        let mut state = self.locked();
-        self.files.add(&socket, token).map_err(Error::system("listen"))?;
-        state.listeners.insert(token, Listening::new(socket, port, bound));
-        self.listen_outside(&state, port);
-        drop(state);
-        Ok((self.handle(token), port))
+        Ok(Reserved { socket, service: space.service_id(port), port, bound })
     }
 
-    /// Requests a connection to a port. An event follows, even if no listener has the port.
-    pub(crate) fn connect(self: &Arc<Self>, port: u16, request: Request) -> Result<Handle, Error> {
+    /// Listens at a reserved port.
+    pub(crate) fn listen(self: &Arc<Self>, reserved: Reserved) -> Result<Handle, Error> {
+        self.check_process()?;
+        let failed = Error::system("listen");
+        let Reserved { socket, service, bound, .. } = reserved;
+        socket::listen_on(&socket).map_err(&failed)?;
+        let token = NEXT.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.locked();
+        self.files.add(&socket, token).map_err(failed)?;
+        state.listeners.insert(token, Listening::new(socket, service, bound));
+        self.listen_outside(&state, service);
+        drop(state);
+        Ok(self.handle(token))
+    }
+
+    /// Sends a request to its service. An event follows, even if the service has no listener.
+    pub(crate) fn connect(self: &Arc<Self>, request: Request) -> Result<Handle, Error> {
         self.check_process()?;
         let token = NEXT.fetch_add(1, Ordering::Relaxed);
         let handle = self.handle(token);
@@ -160,7 +180,7 @@ impl Engine {
             self.finish(&mut state, token);
             return Ok(handle);
         }
-        let failed = match socket::connect_to(self.context().device().guid(), port) {
+        let failed = match socket::connect_to(self.context().device().guid(), request.service()) {
             Ok(socket) => {
                 let mut state = self.locked();
                 self.files.add(&socket, token).map_err(Error::system("connect"))?;
@@ -200,6 +220,15 @@ impl Engine {
         };
         self.finish(&mut state, token);
         result
+    }
+
+    /// Establishes an accepted connection whose queue pair has received a packet. An event follows.
+    pub(crate) fn communication_established(&self, token: u64) -> Result<(), Error> {
+        self.change(token, |peer, _| peer.communication_established())?;
+        let mut state = self.locked();
+        state.events.push_back((token, Happening::Established { private_data: Vec::new() }));
+        self.finish(&mut state, token);
+        Ok(())
     }
 
     /// Disconnects. Exactly one event follows, even if the connection has ended before.
@@ -348,7 +377,7 @@ impl Engine {
         let (listener, stage) = (peer.listener(), peer.stage);
         let (deadline, is_owned) = (peer.deadline(), peer.is_owned());
         for event in events {
-            let is_request = matches!(event, Happening::Requested(_));
+            let is_request = event.requester().is_some();
             let of = listener.filter(|_| is_request).unwrap_or(token);
             state.events.push_back((of, event));
         }
@@ -376,7 +405,7 @@ impl Engine {
         state.set_deadline(token, None);
         if let Some(listening) = state.listeners.remove(&token) {
             self.files.remove(listening.socket());
-            Self::stop_listening_outside(state, listening.port());
+            Self::stop_listening_outside(state, listening.service());
             // Connections that wait to be accepted end now, even if a forked child keeps the socket open.
             while socket::accept_from(listening.socket()).is_ok() {}
             // Requests that the program has received stay, as do accepted ones.

@@ -2,14 +2,17 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use rdma_mem::{Context, Gid, GidType, LinkLayer};
-use rdma_proto::cm::wire::{Answer, Offer, Path, Timeout, Transport};
-use rdma_proto::cm::{Address, IpCmHeader};
+use rdma_mem::{Context, Gid, GidType, LinkLayer, Mtu};
+use rdma_proto::Time;
+use rdma_proto::cm::wire::{Answer, Offer, Path, Query, Timeout, Transport};
+use rdma_proto::cm::{
+    Address, CommId, Error as Refusal, IpCmHeader, Manager, PortSpace, ServiceId, Transmit,
+};
 use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairEndpoint, QueuePairType};
 use rdma_types::{Lid, Pkey};
 
-use super::socket::service;
 use crate::error::Error;
+use crate::parameters::{Parameters, Route};
 
 /// The LID in messages of RoCE, which has none (IBTA annex A16).
 const PERMISSIVE_LID: Lid = Lid::new(0xffff);
@@ -62,14 +65,24 @@ fn address_of(endpoint: &QueuePairEndpoint) -> Option<(Address, GidType)> {
     Some((Address::Gid(best.gid), best.gid_type))
 }
 
+/// The parts of a request that depend on its type.
+#[derive(Clone, Copy)]
+pub(crate) enum Ends {
+    /// A REQ, with the parameters of this end.
+    Connection(Parameters),
+    /// A SIDR_REQ.
+    Query,
+}
+
 /// The request of an active end, which owns its parts.
 pub(crate) struct Request {
+    service: ServiceId,
     local: Address,
     remote: Address,
     gid_type: GidType,
-    endpoint: QueuePairEndpoint,
+    mtu: Mtu,
+    ends: Ends,
     private_data: Vec<u8>,
-    port: u16,
     /// The local address, if the peer is on another host.
     source: Option<Gid>,
 }
@@ -86,20 +99,57 @@ impl Request {
         let is_connected = matches!(endpoint.qp_type(), QueuePairType::RC | QueuePairType::UC);
         let (own, gid_type) =
             address_of(&endpoint).filter(|_| is_connected).ok_or(Error::QueuePair)?;
-        let (ip, port) = (to.ip(), to.port());
         let (local, remote, gid_type) = match source {
             None => (own, own, gid_type),
-            Some(source) => (Address::Gid(source), Address::Gid(gid_of(ip)), GidType::ROCE_V2),
+            Some(source) => (Address::Gid(source), Address::Gid(gid_of(to.ip())), GidType::ROCE_V2),
         };
-        let own_ip = source.map_or(ip, ip_of);
+        let route = Route {
+            local,
+            remote,
+            gid_type,
+            mtu: endpoint.mtu(),
+            source: SocketAddr::new(source.map_or(to.ip(), ip_of), 0),
+            destination: to,
+            is_outside: source.is_some(),
+        };
+        let parameters = Parameters {
+            responder_resources: endpoint.max_dest_rd_atomic(),
+            initiator_depth: endpoint.max_rd_atomic(),
+            is_unreliable: endpoint.qp_type() == QueuePairType::UC,
+            ..Parameters::new(endpoint.qpn(), endpoint.psn())
+        };
+        Ok(Self::to(PortSpace::Tcp, &route, Ends::Connection(parameters), private_data))
+    }
+
+    /// Creates a request to the service at the destination of a route.
+    pub(crate) fn to(space: PortSpace, route: &Route, ends: Ends, private_data: &[u8]) -> Self {
+        let (from, to) = (route.source, route.destination);
         let mut data = vec![0; IpCmHeader::LEN];
         if let (Some(header), Some(place)) =
-            (IpCmHeader::new(own_ip, ip, 0), data.first_chunk_mut())
+            (IpCmHeader::new(from.ip(), to.ip(), from.port()), data.first_chunk_mut())
         {
             header.emit(place);
         }
         data.extend_from_slice(private_data);
-        Ok(Self { local, remote, gid_type, endpoint, private_data: data, port, source })
+        let source = match route.local {
+            Address::Gid(gid) if route.is_outside => Some(gid),
+            _ => None,
+        };
+        Self {
+            service: space.service_id(to.port()),
+            local: route.local,
+            remote: route.remote,
+            gid_type: route.gid_type,
+            mtu: route.mtu,
+            ends,
+            private_data: data,
+            source,
+        }
+    }
+
+    /// Returns the service.
+    pub(crate) const fn service(&self) -> ServiceId {
+        self.service
     }
 
     /// Returns the address of the peer.
@@ -112,39 +162,72 @@ impl Request {
         self.source
     }
 
-    pub(crate) fn offer(&self) -> Offer<'_> {
+    /// Returns true for a SIDR_REQ.
+    pub(super) const fn is_query(&self) -> bool {
+        matches!(self.ends, Ends::Query)
+    }
+
+    /// Creates the REQ or SIDR_REQ.
+    pub(super) fn send(
+        &self,
+        manager: &mut Manager,
+        now: Time,
+    ) -> Result<(CommId, Transmit), Refusal> {
         let [response, ack] = [RESPONSE_TIMEOUT, ACK_TIMEOUT]
             .map(|code| Timeout::from_code(code).unwrap_or_default());
-        let is_unreliable = self.endpoint.qp_type() == QueuePairType::UC;
+        match self.ends {
+            Ends::Connection(parameters) => {
+                manager.connect(now, self.remote, &self.offer(&parameters, response, ack))
+            }
+            Ends::Query => {
+                let (service_id, private_data) = (self.service, &self.private_data[..]);
+                let query = Query { p_key: DEFAULT_PKEY, service_id, private_data };
+                manager.query(now, self.remote, &query, response, RETRIES)
+            }
+        }
+    }
+
+    fn offer(&self, own: &Parameters, response: Timeout, ack: Timeout) -> Offer<'_> {
         Offer {
-            service_id: service(self.port),
-            qpn: self.endpoint.qpn(),
-            psn: self.endpoint.psn(),
-            responder_resources: self.endpoint.max_dest_rd_atomic(),
-            initiator_depth: self.endpoint.max_rd_atomic(),
+            service_id: self.service,
+            qpn: own.qpn,
+            psn: own.psn,
+            responder_resources: own.responder_resources,
+            initiator_depth: own.initiator_depth,
             remote_response_timeout: response,
             local_response_timeout: response,
             max_cm_retries: RETRIES,
-            transport: if is_unreliable { Transport::Uc } else { Transport::Rc },
-            flow_control: true,
-            retry_count: PACKET_RETRIES,
-            rnr_retry_count: PACKET_RETRIES,
+            transport: if own.is_unreliable { Transport::Uc } else { Transport::Rc },
+            flow_control: own.flow_control,
+            retry_count: own.retry_count,
+            rnr_retry_count: own.rnr_retry_count,
+            srq: own.srq,
             p_key: DEFAULT_PKEY,
-            mtu_code: self.endpoint.mtu().code(),
+            mtu_code: self.mtu.code(),
             primary: path(self.local, self.remote, ack),
             private_data: &self.private_data,
             ..Offer::default()
         }
     }
 
-    /// Returns the peer's end, which a REP describes.
-    pub(crate) fn peer(&self, answer: &Answer<'_>) -> QueuePairEndpoint {
+    /// Returns the peer's end, which a REP describes, and its parameters.
+    pub(super) fn peer(&self, answer: &Answer<'_>) -> (QueuePairEndpoint, Parameters) {
         let peer = QueuePairEndpoint::new(answer.qpn, answer.psn)
-            .with_mtu(self.endpoint.mtu())
+            .with_mtu(self.mtu)
             .with_rd_atomic(answer.initiator_depth, answer.responder_resources);
-        let is_unreliable = self.endpoint.qp_type() == QueuePairType::UC;
+        let is_unreliable =
+            matches!(self.ends, Ends::Connection(Parameters { is_unreliable: true, .. }));
         let peer = if is_unreliable { peer.with_unreliable_connection() } else { peer };
-        at(peer, self.remote, self.gid_type, self.source)
+        let parameters = Parameters {
+            responder_resources: answer.responder_resources,
+            initiator_depth: answer.initiator_depth,
+            rnr_retry_count: answer.rnr_retry_count,
+            flow_control: answer.flow_control,
+            srq: answer.srq,
+            is_unreliable,
+            ..Parameters::new(answer.qpn, answer.psn)
+        };
+        (at(peer, self.remote, self.gid_type, self.source), parameters)
     }
 }
 
@@ -192,19 +275,61 @@ pub(super) fn claimed(offer: &Offer<'_>) -> Address {
     }
 }
 
-/// Returns the peer's end, which a REQ describes, the destination's IP address, and the program's private data. Returns
-/// `None` if these parts are invalid. `local` is the destination of the REQ's packet if the peer is on another host.
+/// The contents of a REQ.
+pub(super) struct Requester<'a> {
+    pub(super) endpoint: QueuePairEndpoint,
+    pub(super) parameters: Parameters,
+    pub(super) route: Route,
+    /// The program's private data.
+    pub(super) private_data: &'a [u8],
+}
+
+/// Returns the contents of a REQ, or `None` if these are invalid. `local` is the destination of the REQ's packet if the
+/// peer is on another host.
 pub(super) fn requester<'a>(
     context: &Context,
     (from, local): (Address, Option<Gid>),
     offer: &Offer<'a>,
-) -> Option<(QueuePairEndpoint, IpAddr, &'a [u8])> {
+) -> Option<Requester<'a>> {
     let (header, private_data) = IpCmHeader::parse(offer.private_data)?;
+    let is_unreliable = offer.transport == Transport::Uc;
     let peer = QueuePairEndpoint::new(offer.qpn, offer.psn)
         .with_mtu(offer.mtu()?)
         .with_rd_atomic(offer.initiator_depth, offer.responder_resources);
-    let is_unreliable = offer.transport == Transport::Uc;
     let peer = if is_unreliable { peer.with_unreliable_connection() } else { peer };
+    let parameters = Parameters {
+        responder_resources: offer.responder_resources,
+        initiator_depth: offer.initiator_depth,
+        retry_count: offer.retry_count,
+        rnr_retry_count: offer.rnr_retry_count,
+        flow_control: offer.flow_control,
+        srq: offer.srq,
+        is_unreliable,
+        ..Parameters::new(offer.qpn, offer.psn)
+    };
+    let mut route = incoming(context, (from, local), offer.service_id, &header)?;
+    route.mtu = offer.mtu()?;
+    let endpoint = at(peer, from, route.gid_type, local);
+    Some(Requester { endpoint, parameters, route, private_data })
+}
+
+/// Returns the route and the program's private data of a SIDR_REQ, or `None` if these are invalid.
+pub(super) fn querier<'a>(
+    context: &Context,
+    ends: (Address, Option<Gid>),
+    query: &Query<'a>,
+) -> Option<(Route, &'a [u8])> {
+    let (header, private_data) = IpCmHeader::parse(query.private_data)?;
+    Some((incoming(context, ends, query.service_id, &header)?, private_data))
+}
+
+/// Returns the route to the sender of a request.
+fn incoming(
+    context: &Context,
+    (from, local): (Address, Option<Gid>),
+    service: ServiceId,
+    header: &IpCmHeader,
+) -> Option<Route> {
     let gid_type = match (from, local) {
         (_, Some(_)) => GidType::ROCE_V2,
         (Address::Gid(gid), None) => {
@@ -220,8 +345,21 @@ pub(super) fn requester<'a>(
         }
         _ => GidType::IB,
     };
-    let ip = local.map_or(header.destination(), ip_of);
-    Some((at(peer, from, gid_type, local), ip, private_data))
+    let (_, port) = service.port()?;
+    let remote_ip = match from {
+        Address::Gid(gid) if local.is_some() => ip_of(gid),
+        _ => header.source(),
+    };
+    Some(Route {
+        // Both ends of a connection of this host have the same address.
+        local: local.map_or(from, Address::Gid),
+        remote: from,
+        gid_type,
+        mtu: Mtu::MTU1024,
+        source: SocketAddr::new(local.map_or(header.destination(), ip_of), port),
+        destination: SocketAddr::new(remote_ip, header.source_port()),
+        is_outside: local.is_some(),
+    })
 }
 
 /// Connects a queue pair to the peer's, through the states `INIT`, `RTR` and `RTS`.

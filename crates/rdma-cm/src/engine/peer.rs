@@ -6,22 +6,29 @@ use std::sync::Arc;
 
 use rdma_mem::{Context, Gid};
 use rdma_proto::Time;
-use rdma_proto::cm::wire::{MAD_LEN, Mad, Message, Offer, Reason, Rejection};
+use rdma_proto::cm::wire::{
+    Answer, MAD_LEN, Mad, Message, Offer, Query, Reason, Rejection, Resolution, SidrStatus,
+};
 use rdma_proto::cm::{
-    Address, Cause, CommId, Error as Refusal, Event, Manager, Output, Settings, Transmit,
+    Address, Cause, CommId, Error as Refusal, Event, Manager, Output, ServiceId, Settings, Transmit,
 };
 use rdma_qp::QueuePairEndpoint;
 use rustix::io::Errno;
 
 use super::gateway::Gateway;
 use super::line::Line;
-use super::path::{Request, answer, claimed, ip_of, requester};
-use super::socket::{receive_mad, service};
+use super::path::{Request, answer, claimed, ip_of, querier, requester};
+use super::socket::receive_mad;
 use crate::error::End;
-use crate::event::{Happening, IdToken, Replying, Requested};
+use crate::event::{Happening, IdToken, Queried, Replying, Requested};
+use crate::parameters::{Answered, NO_ANSWER, Route};
 
 /// The messages that are received before other sockets get their turn.
 const MESSAGES: u32 = 16;
+
+/// The answer to a query for a service that has no listener at the address.
+pub(super) const NO_SERVICE: Resolution<'static> =
+    Resolution { status: SidrStatus::UNSUPPORTED, ..NO_ANSWER };
 
 /// The properties of the device that all connections share.
 pub(super) struct Port {
@@ -41,12 +48,16 @@ impl Port {
 /// The progress of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// The peer has connected its socket, but sent no REQ.
+    /// The peer has connected its socket, but sent no REQ or SIDR_REQ.
     Silent,
     /// This end sent a REQ.
     Connecting,
     /// This end received a REQ.
     Requested,
+    /// This end sent a SIDR_REQ.
+    Querying,
+    /// This end received a SIDR_REQ.
+    Queried,
     /// This end received a REP.
     Replied,
     /// This end sent a REP.
@@ -60,7 +71,7 @@ pub(super) enum Stage {
 impl Stage {
     /// Returns true for a connection that a listener has not decided about, or that is not established yet.
     pub(super) const fn is_half_open(self) -> bool {
-        matches!(self, Self::Silent | Self::Requested | Self::Accepted)
+        matches!(self, Self::Silent | Self::Requested | Self::Queried | Self::Accepted)
     }
 }
 
@@ -73,7 +84,9 @@ pub(super) enum Role {
         /// The IP address to which the listener is bound, if to a specific one.
         bound: Option<IpAddr>,
         /// The active end's queue pair, once its REQ has arrived.
-        requester: Option<QueuePairEndpoint>,
+        requester: Option<Box<QueuePairEndpoint>>,
+        /// Whether its REQ or SIDR_REQ has arrived.
+        has_asked: bool,
     },
 }
 
@@ -96,7 +109,7 @@ impl Peer {
         request: Request,
     ) -> Result<Self, Refusal> {
         let mut manager = Box::new(port.manager());
-        let connected = manager.connect(now, request.remote(), &request.offer())?;
+        let connected = request.send(&mut manager, now)?;
         let line = Line::Socket { socket: Some(socket), manager };
         Ok(Self::connecting(token, line, request, &connected))
     }
@@ -108,9 +121,7 @@ impl Peer {
         gateway: &Arc<Gateway>,
         request: Request,
     ) -> Result<(CommId, Self), Refusal> {
-        let connect =
-            |manager: &mut Manager| manager.connect(now, request.remote(), &request.offer());
-        let connected = gateway.manage(connect)?;
+        let connected = gateway.manage(|manager| request.send(manager, now))?;
         let line = Line::Gateway(Arc::clone(gateway));
         Ok((connected.0, Self::connecting(token, line, request, &connected)))
     }
@@ -122,7 +133,8 @@ impl Peer {
         (id, req): &(CommId, Transmit),
     ) -> Self {
         line.send(req);
-        let (stage, from) = (Stage::Connecting, Some(request.remote()));
+        let stage = if request.is_query() { Stage::Querying } else { Stage::Connecting };
+        let from = Some(request.remote());
         Self { token, line, stage, role: Role::Active(request), id: *id, from }
     }
 
@@ -131,11 +143,11 @@ impl Peer {
         token: u64,
         port: &Port,
         socket: OwnedFd,
-        (listener, number): (u64, u16),
+        (listener, service): (u64, ServiceId),
         bound: Option<IpAddr>,
     ) -> Result<Self, Refusal> {
         let mut manager = Box::new(port.manager());
-        manager.listen(service(number))?;
+        manager.listen(service)?;
         let line = Line::Socket { socket: Some(socket), manager };
         Ok(Self::passive(token, line, listener, bound))
     }
@@ -151,7 +163,7 @@ impl Peer {
     }
 
     const fn passive(token: u64, line: Line, listener: u64, bound: Option<IpAddr>) -> Self {
-        let role = Role::Passive { listener, bound, requester: None };
+        let role = Role::Passive { listener, bound, requester: None, has_asked: false };
         Self { token, line, stage: Stage::Silent, role, id: CommId::NONE, from: None }
     }
 
@@ -170,7 +182,7 @@ impl Peer {
 
     /// Returns true if the program has the connection, or an event with it.
     pub(super) const fn is_owned(&self) -> bool {
-        matches!(self.role, Role::Active(_) | Role::Passive { requester: Some(_), .. })
+        matches!(self.role, Role::Active(_) | Role::Passive { has_asked: true, .. })
     }
 
     /// Returns the deadline of a connection of this host.
@@ -202,6 +214,10 @@ impl Peer {
     fn receive_one(&mut self, now: Time, port: &Port, mad: &[u8], events: &mut Vec<Happening>) {
         let from = self.from.unwrap_or_else(|| match Mad::parse(mad) {
             Ok(Mad { message: Message::Req(req), .. }) => claimed(&req.offer),
+            // A SIDR_REQ contains no address. Both ends have that of the device.
+            Ok(Mad { message: Message::SidrReq(_), .. }) if !port.addresses.is_empty() => {
+                port.addresses.first().copied().unwrap_or(Address::Lid(rdma_types::Lid::NONE))
+            }
             _ => Address::Lid(rdma_types::Lid::NONE),
         });
         if self.from.is_none() && !port.addresses.contains(&from) {
@@ -214,7 +230,10 @@ impl Peer {
         match event {
             Some(Ok(happening)) => events.push(happening),
             Some(Err(reason)) => {
-                let _ = self.reject(now, &Rejection::new(reason));
+                let _ = match self.stage {
+                    Stage::Queried => self.answer(&NO_SERVICE),
+                    _ => self.reject(now, &Rejection::new(reason)),
+                };
                 self.stage = Stage::Over;
             }
             None => {}
@@ -253,9 +272,18 @@ impl Peer {
             Event::Replied { answer, .. } => {
                 let Role::Active(request) = &self.role else { return None };
                 self.stage = Stage::Replied;
-                let endpoint = Box::new(request.peer(&answer));
+                let (endpoint, parameters) = request.peer(&answer);
                 let private_data = answer.private_data.to_vec();
-                Some(Ok(Happening::Replied(Replying { endpoint, private_data })))
+                let replying = Replying { endpoint, parameters, private_data };
+                Some(Ok(Happening::Replied(Box::new(replying))))
+            }
+            Event::Queried { id, from, query } => Some(self.queried(port, id, from, &query)),
+            Event::Resolved { resolution, .. } => {
+                self.stage = Stage::Over;
+                let Resolution { status, qpn, qkey, private_data, .. } = resolution;
+                let private_data = private_data.to_vec();
+                let answered = Answered { status, qpn, qkey, private_data };
+                Some(Ok(Happening::Answered(Box::new(answered))))
             }
             Event::Established { private_data, .. } => {
                 self.stage = Stage::Established;
@@ -283,22 +311,52 @@ impl Peer {
         }
         (self.id, self.from, self.stage) = (id, Some(from), Stage::Requested);
         let local = self.line.local();
-        let (endpoint, ip, data) =
-            requester(&port.context, (from, local), offer).ok_or(Reason::UNSUPPORTED)?;
-        let Role::Passive { bound, requester, .. } = &mut self.role else {
-            return Err(Reason::UNSUPPORTED);
-        };
-        if bound.is_some_and(|bound| !is_same(bound, ip)) {
-            return Err(Reason::INVALID_SERVICE_ID);
-        }
-        *requester = Some(endpoint);
-        let (peer, private_data) = (IdToken::new(self.token), data.to_vec());
-        let endpoint = Box::new(endpoint);
+        let asked = requester(&port.context, (from, local), offer).ok_or(Reason::UNSUPPORTED)?;
+        let endpoint = asked.endpoint;
+        self.note_asked(&asked.route, Some(Box::new(endpoint)))?;
+        let (peer, private_data) = (IdToken::new(self.token), asked.private_data.to_vec());
+        let (parameters, route) = (asked.parameters, asked.route);
         let ends = match (local, from) {
             (Some(local), Address::Gid(from)) => Some((ip_of(local), ip_of(from))),
             _ => None,
         };
-        Ok(Happening::Requested(Requested { peer, endpoint, ends, private_data }))
+        let requested = Requested { peer, endpoint, ends, parameters, route, private_data };
+        Ok(Happening::Requested(Box::new(requested)))
+    }
+
+    fn queried(
+        &mut self,
+        port: &Port,
+        id: CommId,
+        from: Address,
+        query: &Query<'_>,
+    ) -> Result<Happening, Reason> {
+        // A socket carries one query.
+        if let Some(manager) = self.line.own() {
+            manager.stop_listening(query.service_id);
+        }
+        (self.id, self.from, self.stage) = (id, Some(from), Stage::Queried);
+        let ends = (from, self.line.local());
+        let (route, data) = querier(&port.context, ends, query).ok_or(Reason::UNSUPPORTED)?;
+        self.note_asked(&route, None)?;
+        let (peer, private_data) = (IdToken::new(self.token), data.to_vec());
+        Ok(Happening::Queried(Box::new(Queried { peer, route, private_data })))
+    }
+
+    /// Notes that a REQ or SIDR_REQ has arrived. Fails if it is not for the listener's address.
+    fn note_asked(
+        &mut self,
+        route: &Route,
+        from: Option<Box<QueuePairEndpoint>>,
+    ) -> Result<(), Reason> {
+        let Role::Passive { bound, requester, has_asked, .. } = &mut self.role else {
+            return Err(Reason::UNSUPPORTED);
+        };
+        if bound.is_some_and(|bound| !is_same(bound, route.source.ip())) {
+            return Err(Reason::INVALID_SERVICE_ID);
+        }
+        (*requester, *has_asked) = (from, true);
+        Ok(())
     }
 
     fn end(&self, cause: Cause<'_>) -> End {
@@ -326,9 +384,12 @@ impl Peer {
         self.line.close();
         let end = match self.stage {
             Stage::Silent | Stage::Over => None,
-            Stage::Connecting | Stage::Requested | Stage::Replied | Stage::Accepted => {
-                Some(End::PeerGone)
-            }
+            Stage::Connecting
+            | Stage::Requested
+            | Stage::Querying
+            | Stage::Queried
+            | Stage::Replied
+            | Stage::Accepted => Some(End::PeerGone),
             Stage::Established | Stage::Disconnecting => {
                 Some(End::Disconnected { private_data: Vec::new() })
             }
@@ -337,7 +398,15 @@ impl Peer {
         end.map(Happening::Ended)
     }
 
-    pub(crate) fn accept(
+    pub(crate) fn accept(&mut self, now: Time, answer: &Answer<'_>) -> Result<(), Refusal> {
+        let id = self.id;
+        self.line.call(|manager| manager.accept(now, id, answer))?;
+        self.stage = Stage::Accepted;
+        Ok(())
+    }
+
+    /// Accepts with a queue pair that serves at most what its peer may request.
+    pub(crate) fn accept_with(
         &mut self,
         now: Time,
         own: &QueuePairEndpoint,
@@ -346,9 +415,23 @@ impl Peer {
         let Role::Passive { requester: Some(requester), .. } = &self.role else {
             return Err(Refusal::State(self.id));
         };
-        let (id, answer) = (self.id, answer(own, requester, private_data));
-        self.line.call(|manager| manager.accept(now, id, &answer))?;
-        self.stage = Stage::Accepted;
+        let answer = answer(own, requester, private_data);
+        self.accept(now, &answer)
+    }
+
+    /// Answers a query.
+    pub(crate) fn answer(&mut self, resolution: &Resolution<'_>) -> Result<(), Refusal> {
+        let id = self.id;
+        self.line.call(|manager| manager.answer(id, resolution))?;
+        self.stage = Stage::Over;
+        Ok(())
+    }
+
+    /// Establishes an accepted connection, because its queue pair has received a packet.
+    pub(super) fn communication_established(&mut self) -> Result<(), Refusal> {
+        let id = self.id;
+        self.line.manage(|manager| manager.communication_established(id))?;
+        self.stage = Stage::Established;
         Ok(())
     }
 
@@ -376,7 +459,9 @@ impl Peer {
     /// Ends the connection, without waiting for the peer.
     pub(super) fn leave(&mut self, now: Time) {
         let _ = match self.stage {
-            Stage::Silent | Stage::Disconnecting | Stage::Over => Ok(()),
+            // A query that is not answered in time ends without a message.
+            Stage::Silent | Stage::Querying | Stage::Disconnecting | Stage::Over => Ok(()),
+            Stage::Queried => self.answer(&NO_ANSWER),
             Stage::Established => self.disconnect(now, &[]),
             Stage::Connecting | Stage::Requested | Stage::Replied | Stage::Accepted => {
                 self.reject(now, &Rejection::new(Reason::CONSUMER_DEFINED))

@@ -8,12 +8,13 @@ use std::sync::atomic::Ordering;
 use rdma_mem::Gid;
 use rdma_proto::Time;
 use rdma_proto::cm::wire::{Reason, Rejection};
-use rdma_proto::cm::{Address, CommId, Counters, Error as Refusal, Event, Manager, Settings};
+use rdma_proto::cm::{
+    Address, CommId, Counters, Error as Refusal, Event, Manager, ServiceId, Settings,
+};
 
 use super::gateway::Gateway;
 use super::path::{Request, gid_of};
-use super::peer::Peer;
-use super::socket::service;
+use super::peer::{NO_SERVICE, Peer};
 use super::{Engine, NEXT, State};
 
 impl Engine {
@@ -44,26 +45,26 @@ impl Engine {
             let guid = self.context().device().guid();
             let mut manager = Manager::new(&Settings::new(guid, member.slot(), secret()));
             for listening in listeners.values() {
-                let _ = manager.listen(service(listening.port()));
+                let _ = manager.listen(listening.service());
             }
             Gateway::new(local, member, manager)
         });
         Some(Arc::clone(gateway))
     }
 
-    /// Accepts requests of other hosts at a port.
-    pub(super) fn listen_outside(&self, state: &State, port: u16) {
+    /// Accepts requests of other hosts for a service.
+    pub(super) fn listen_outside(&self, state: &State, service: ServiceId) {
         if let Some(member) = &self.member {
-            member.listen(service(port));
+            member.listen(service);
             for gateway in state.gateways.values() {
-                let _ = gateway.manage(|manager| manager.listen(service(port)));
+                let _ = gateway.manage(|manager| manager.listen(service));
             }
         }
     }
 
-    pub(super) fn stop_listening_outside(state: &State, port: u16) {
+    pub(super) fn stop_listening_outside(state: &State, service: ServiceId) {
         for gateway in state.gateways.values() {
-            gateway.manage(|manager| manager.stop_listening(service(port)));
+            gateway.manage(|manager| manager.stop_listening(service));
         }
     }
 
@@ -114,11 +115,17 @@ impl Engine {
 
     fn handle_event(&self, state: &mut State, gateway: &Arc<Gateway>, event: &Event<'_>) {
         let id = match event {
-            Event::Requested { id, .. } => return self.request(state, gateway, *id, event),
+            Event::Requested { id, offer, .. } => {
+                return self.request(state, gateway, (*id, offer.service_id), event);
+            }
+            Event::Queried { id, query, .. } => {
+                return self.request(state, gateway, (*id, query.service_id), event);
+            }
             Event::Replied { id, .. }
             | Event::Established { id, .. }
             | Event::Ended { id, .. }
-            | Event::Released { id, .. } => *id,
+            | Event::Released { id, .. }
+            | Event::Resolved { id, .. } => *id,
             _ => return,
         };
         // The program may have dropped the connection, which the manager still ends.
@@ -127,12 +134,16 @@ impl Engine {
         self.add_events(state, token, happening.and_then(Result::ok).into_iter().collect());
     }
 
-    /// Adds the connection of a REQ.
-    fn request(&self, state: &mut State, gateway: &Arc<Gateway>, id: CommId, event: &Event<'_>) {
-        let Event::Requested { offer, .. } = event else { return };
-        let is_for = |port| service(port) == offer.service_id;
+    /// Adds the connection of a REQ or SIDR_REQ.
+    fn request(
+        &self,
+        state: &mut State,
+        gateway: &Arc<Gateway>,
+        (id, service): (CommId, ServiceId),
+        event: &Event<'_>,
+    ) {
         let listeners = &mut state.listeners;
-        let found = listeners.iter_mut().find(|(_, listening)| is_for(listening.port()));
+        let found = listeners.iter_mut().find(|(_, listening)| listening.service() == service);
         let refused = match found {
             None => Reason::INVALID_SERVICE_ID,
             Some((&listener, listening)) => {
@@ -152,9 +163,12 @@ impl Engine {
             }
         };
         let now = self.now();
-        let rejection = Rejection::new(refused);
-        if let Ok(rej) = gateway.manage(|manager| manager.reject(now, id, &rejection)) {
-            gateway.send(&rej);
+        let refused = gateway.manage(|manager| match event {
+            Event::Queried { .. } => manager.answer(id, &NO_SERVICE),
+            _ => manager.reject(now, id, &Rejection::new(refused)),
+        });
+        if let Ok(refusal) = refused {
+            gateway.send(&refusal);
         }
     }
 }

@@ -5,8 +5,8 @@
 
 use std::os::fd::OwnedFd;
 
+use rdma_proto::cm::ServiceId;
 use rdma_proto::cm::wire::MAD_LEN;
-use rdma_proto::cm::{PortSpace, ServiceId};
 use rdma_types::Guid;
 use rustix::io::{Errno, Result};
 use rustix::net::{
@@ -19,17 +19,12 @@ use super::options::{refuse_files, user_of};
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// The maximum number of connections that wait to be accepted.
-const BACKLOG: i32 = 128;
+/// The maximum number of connections that wait to be accepted. The kernel reduces it to `net.core.somaxconn`.
+const BACKLOG: i32 = 4096;
 
 /// Returns the name of the socket at a port of a device.
 fn name(device: Guid, service: ServiceId) -> Result<SocketAddrUnix> {
     SocketAddrUnix::new_abstract_name(format!("rdma-cm/1/{device}/{service}").as_bytes())
-}
-
-/// Returns the service at a port.
-pub(crate) const fn service(port: u16) -> ServiceId {
-    PortSpace::Tcp.service_id(port)
 }
 
 fn socket() -> Result<OwnedFd> {
@@ -39,19 +34,23 @@ fn socket() -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Listens at a port. Fails with `ADDRINUSE` if another listener has the port.
-pub(super) fn listen_at(device: Guid, port: u16) -> Result<OwnedFd> {
+/// Reserves a service. Fails with `ADDRINUSE` if another socket has it. Connections are refused until the socket listens.
+pub(super) fn reserve(device: Guid, service: ServiceId) -> Result<OwnedFd> {
     let socket = socket()?;
-    bind(&socket, &name(device, service(port))?)?;
-    listen(&socket, BACKLOG)?;
+    bind(&socket, &name(device, service)?)?;
     Ok(socket)
 }
 
-/// Connects to the listener at a port. Fails with `CONNREFUSED` if the port has no listener, with `AGAIN` if too many
+/// Accepts connections to a reserved service from now on.
+pub(super) fn listen_on(socket: &OwnedFd) -> Result<()> {
+    listen(socket, BACKLOG)
+}
+
+/// Connects to the listener of a service. Fails with `CONNREFUSED` if the service has no listener, with `AGAIN` if too many
 /// connections wait for it, and with `ACCESS` if another user listens.
-pub(super) fn connect_to(device: Guid, port: u16) -> Result<OwnedFd> {
+pub(super) fn connect_to(device: Guid, service: ServiceId) -> Result<OwnedFd> {
     let socket = socket()?;
-    connect(&socket, &name(device, service(port))?)?;
+    connect(&socket, &name(device, service)?)?;
     if is_own(&socket) { Ok(socket) } else { Err(Errno::ACCESS) }
 }
 

@@ -7,3 +7,4 @@ mod hostile;
 mod other_hosts;
 mod processes;
 mod refusals;
+mod unmanaged;

@@ -18,13 +18,13 @@ use test_support::rig::until;
 use crate::common::{LIMIT, Node, connect, disconnected, messages_pass, req};
 
 /// A device that is alone at its address.
-struct Host {
-    ip: Ipv4Addr,
-    context: Context,
+pub(crate) struct Host {
+    pub(crate) ip: Ipv4Addr,
+    pub(crate) context: Context,
 }
 
 impl Host {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with(|builder| builder)
     }
 
@@ -65,7 +65,11 @@ fn request(from: &Node, listener: &Listener) -> Connecting {
 }
 
 /// Processes what arrives at a channel until its counters satisfy a condition. Nothing is for the program.
-fn process_until(what: &str, channel: &EventChannel, is_reached: impl Fn(&Counters) -> bool) {
+pub(crate) fn process_until(
+    what: &str,
+    channel: &EventChannel,
+    is_reached: impl Fn(&Counters) -> bool,
+) {
     until(what, || {
         assert!(channel.next(Some(Duration::ZERO)).unwrap().is_none());
         is_reached(&channel.counters())

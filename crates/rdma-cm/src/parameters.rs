@@ -1,0 +1,91 @@
+//! The contents of messages, and the addresses of their ends.
+
+use std::net::SocketAddr;
+
+use rdma_mem::{GidType, Mtu};
+use rdma_proto::cm::Address;
+use rdma_proto::cm::wire::{Resolution, SidrStatus};
+use rdma_types::{Psn, Qpn};
+
+/// The parameters of one end in a REQ or REP.
+#[doc(alias = "rdma_conn_param")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parameters {
+    /// The number of the end's queue pair.
+    pub qpn: Qpn,
+    /// The PSN of the first packet that the end receives.
+    pub psn: Psn,
+    /// The number of RDMA reads and atomics that the end serves at a time.
+    pub responder_resources: u8,
+    /// The number of RDMA reads and atomics that the end starts at a time.
+    pub initiator_depth: u8,
+    /// The number of retries of unacknowledged packets, 0 to 7. A REP has none.
+    pub retry_count: u8,
+    /// The number of retries after the other end had no receive request, 0 to 7. The other end uses it.
+    pub rnr_retry_count: u8,
+    /// Whether the end implements flow control.
+    pub flow_control: bool,
+    /// Whether the queue pair has a shared receive queue.
+    pub srq: bool,
+    /// Whether the queue pairs are of type UC. A REP does not contain this.
+    pub is_unreliable: bool,
+}
+
+impl Parameters {
+    /// Returns the parameters of an end with the maximum retries, which serves and starts no RDMA reads.
+    #[must_use]
+    pub const fn new(qpn: Qpn, psn: Psn) -> Self {
+        Self {
+            qpn,
+            psn,
+            responder_resources: 0,
+            initiator_depth: 0,
+            retry_count: 7,
+            rnr_retry_count: 7,
+            flow_control: true,
+            srq: false,
+            is_unreliable: false,
+        }
+    }
+}
+
+/// The addresses of a connection's two ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The address of this end's port. Queue pairs send from it.
+    pub local: Address,
+    /// The address of the other end's port.
+    pub remote: Address,
+    /// The type of packets between two GIDs.
+    pub gid_type: GidType,
+    /// The MTU of the path.
+    pub mtu: Mtu,
+    /// The IP address and port of this end.
+    pub source: SocketAddr,
+    /// The IP address and port of the other end.
+    pub destination: SocketAddr,
+    /// Whether the other end is on another host.
+    pub is_outside: bool,
+}
+
+/// The answer to a query.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answered {
+    /// The result. The queue pair and its key are valid only with [`SidrStatus::VALID`].
+    pub status: SidrStatus,
+    /// The service's queue pair.
+    pub qpn: Qpn,
+    /// The Q_Key of that queue pair.
+    pub qkey: u32,
+    /// The private data of the passive end, padded with zeros.
+    pub private_data: Vec<u8>,
+}
+
+/// The answer to a query that the program rejects.
+pub(crate) const NO_ANSWER: Resolution<'static> = Resolution {
+    status: SidrStatus::REJECTED,
+    qpn: Qpn::masked(0),
+    qkey: 0,
+    info: &[],
+    private_data: &[],
+};

@@ -1,0 +1,340 @@
+//! Connections whose queue pairs the program creates and moves between their states itself.
+//!
+//! The types of the crate's root own their queue pairs, so a program cannot move one to a wrong state. This module is
+//! for programs that must do this themselves, for example because their queue pairs were created by C code. The caller
+//! moves its queue pair to RTR before it calls [`Id::accept`], and to RTS before it calls [`Id::establish`].
+//!
+//! Datagram services (SIDR) are supported here: the passive end answers a query with the number and the Q_Key of its
+//! queue pair.
+//!
+//! # Examples
+//! A query for a datagram service, and its answer. One thread serves both ends.
+//! ```
+//! use std::time::Duration;
+//!
+//! use rdma_cm::EventChannel;
+//! use rdma_cm::unmanaged::{self, Answered, Event, PortSpace};
+//!
+//! rdma_soft::install();
+//! let channel = EventChannel::open(&rdma_mem::open_device("soft0")?)?;
+//! let port = unmanaged::bind(&channel, PortSpace::Udp, "127.0.0.1:0".parse()?)?;
+//! let address = format!("127.0.0.1:{}", port.number()).parse()?;
+//! let _listener = unmanaged::listen(&channel, port)?;
+//! let route = unmanaged::route(&channel, address)?;
+//! let _query = unmanaged::query(&channel, PortSpace::Udp, &route, b"who?")?;
+//!
+//! let limit = Some(Duration::from_secs(10));
+//! let answered = loop {
+//!     match unmanaged::event(channel.next(limit)?.expect("an event")).1 {
+//!         Event::Queried { id, private_data, .. } => {
+//!             assert!(private_data.starts_with(b"who?"));
+//!             id.answer(7.try_into()?, 0x1234_5678, b"")?;
+//!         }
+//!         Event::Answered(answered) => break answered,
+//!         other => panic!("{other:?}"),
+//!     }
+//! };
+//! assert!(matches!(answered, Answered { qkey: 0x1234_5678, .. }));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::net::SocketAddr;
+
+use rdma_mem::{GidEntry, GidType, LinkLayer};
+use rdma_proto::cm::wire::{Answer, Reason, Rejection, Resolution};
+use rdma_types::Qpn;
+
+pub use rdma_proto::cm::wire::SidrStatus;
+pub use rdma_proto::cm::{Address, PortSpace};
+
+pub use crate::parameters::{Answered, Parameters, Route};
+
+use crate::active::Resolved;
+use crate::channel::EventChannel;
+use crate::engine::path::{Ends, Request, gid_of, ip_of};
+use crate::engine::{Handle, Reserved};
+use crate::error::{End, Error, check_private_data};
+use crate::event::{self, Happening, IdToken};
+use crate::listener::{Accepting, ConnectionRequest};
+use crate::parameters::NO_ANSWER;
+
+/// The maximum length of the private data in a query.
+pub const MAX_QUERY_DATA: usize = 180;
+/// The maximum length of the private data in the answer to a query.
+pub const MAX_ANSWER_DATA: usize = 136;
+
+/// An event, with all that the peer's message contains.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// A peer requests a connection to a listener.
+    Requested {
+        /// The new connection. Dropping it rejects the request.
+        id: Id,
+        /// The peer's parameters.
+        parameters: Parameters,
+        /// The addresses.
+        route: Route,
+        /// The peer's private data, padded with zeros.
+        private_data: Vec<u8>,
+    },
+    /// The peer accepted the request.
+    Replied {
+        /// The peer's parameters.
+        parameters: Parameters,
+        /// The peer's private data, padded with zeros.
+        private_data: Vec<u8>,
+    },
+    /// The peer is ready.
+    Established {
+        /// The peer's private data, padded with zeros.
+        private_data: Vec<u8>,
+    },
+    /// A peer queries a datagram service.
+    Queried {
+        /// The query. Dropping it rejects the query.
+        id: Id,
+        /// The addresses.
+        route: Route,
+        /// The peer's private data, padded with zeros.
+        private_data: Vec<u8>,
+    },
+    /// The answer to a query of this process arrived.
+    Answered(Answered),
+    /// The connection has ended, or was not established.
+    Ended(End),
+}
+
+/// A listener, a connection or a query. It ends when this is dropped.
+#[doc(alias = "rdma_cm_id")]
+#[derive(Debug)]
+#[must_use = "dropping it ends the connection"]
+pub struct Id(Handle);
+
+/// A port that no other listener of the device can have. It is free when this is dropped.
+#[derive(Debug)]
+pub struct Port(Reserved);
+
+impl Port {
+    /// Returns the number.
+    #[must_use]
+    pub const fn number(&self) -> u16 {
+        self.0.port
+    }
+}
+
+/// Returns the way to a listener.
+///
+/// # Errors
+/// Same errors as [`EventChannel::resolve`]. [`Error::QueuePair`] if no port of the device has an address.
+#[doc(alias = "rdma_resolve_addr")]
+pub fn route(channel: &EventChannel, to: SocketAddr) -> Result<Route, Error> {
+    let resolved = channel.resolve(to)?;
+    let context = channel.context();
+    let table = context.gid_table()?;
+    let wanted = resolved.source().unwrap_or_else(|| gid_of(resolved.address().ip()));
+    let is_v2 = |entry: &&GidEntry| entry.gid_type == GidType::ROCE_V2;
+    let best = table.iter().filter(is_v2).find(|entry| entry.gid == wanted);
+    let any = || table.iter().find(is_v2);
+    let roce = || table.iter().find(|entry| entry.gid_type != GidType::IB);
+    let (local, gid_type, port) = match best.or_else(any).or_else(roce) {
+        Some(entry) => (Address::Gid(entry.gid), entry.gid_type, entry.port),
+        None => {
+            let port = context.query_port(1)?;
+            if port.link_layer != LinkLayer::INFINIBAND {
+                return Err(Error::QueuePair);
+            }
+            (Address::Lid(port.lid), GidType::IB, 1)
+        }
+    };
+    let mtu = context.query_port(port)?.active_mtu.ok_or(Error::QueuePair)?;
+    Ok(match resolved.source() {
+        None => Route {
+            local,
+            remote: local,
+            gid_type,
+            mtu,
+            source: SocketAddr::new(resolved.address().ip(), 0),
+            destination: resolved.address(),
+            is_outside: false,
+        },
+        Some(source) => Route {
+            local: Address::Gid(source),
+            remote: Address::Gid(gid_of(resolved.address().ip())),
+            gid_type: GidType::ROCE_V2,
+            mtu,
+            source: SocketAddr::new(ip_of(source), 0),
+            destination: resolved.address(),
+            is_outside: true,
+        },
+    })
+}
+
+/// Reserves a port at an address of this host, like [`Listener::bind`](crate::Listener::bind), in a port space. Requests
+/// are rejected until [`listen`].
+///
+/// # Errors
+/// Same errors as [`Listener::bind`](crate::Listener::bind).
+#[doc(alias = "rdma_bind_addr")]
+pub fn bind(channel: &EventChannel, space: PortSpace, to: SocketAddr) -> Result<Port, Error> {
+    let address = channel.own_address(to)?;
+    let bound = Some(address.ip()).filter(|ip| !ip.is_unspecified());
+    Ok(Port(channel.engine().reserve(space, address.port(), bound)?))
+}
+
+/// Listens at a reserved port.
+///
+/// # Errors
+/// [`Error::System`] if the system refuses it. The port is then free.
+#[doc(alias = "rdma_listen")]
+pub fn listen(channel: &EventChannel, port: Port) -> Result<Id, Error> {
+    Ok(Id(channel.engine().listen(port.0)?))
+}
+
+/// Requests a connection, with at most 56 bytes of private data. An event follows.
+///
+/// # Errors
+/// [`Error::PrivateData`] if there is too much of it. [`Error::System`] if the process cannot open another file.
+#[doc(alias = "rdma_connect")]
+pub fn connect(
+    channel: &EventChannel,
+    space: PortSpace,
+    route: &Route,
+    parameters: &Parameters,
+    private_data: &[u8],
+) -> Result<Id, Error> {
+    check_private_data("REQ", private_data, Resolved::MAX_PRIVATE_DATA)?;
+    let request = Request::to(space, route, Ends::Connection(*parameters), private_data);
+    Ok(Id(channel.engine().connect(request)?))
+}
+
+/// Queries a datagram service, with at most 180 bytes of private data. An event follows.
+///
+/// # Errors
+/// Same errors as [`connect`].
+pub fn query(
+    channel: &EventChannel,
+    space: PortSpace,
+    route: &Route,
+    private_data: &[u8],
+) -> Result<Id, Error> {
+    check_private_data("SIDR_REQ", private_data, MAX_QUERY_DATA)?;
+    let request = Request::to(space, route, Ends::Query, private_data);
+    Ok(Id(channel.engine().connect(request)?))
+}
+
+/// Returns what an event contains, and the listener or connection that it is for.
+#[must_use]
+pub fn event(event: event::Event) -> (IdToken, Event) {
+    let event::Event { id, happening, request } = event;
+    let event = match (happening, request) {
+        (Happening::Requested(requested), Some(handle)) => Event::Requested {
+            id: Id(handle),
+            parameters: requested.parameters,
+            route: requested.route,
+            private_data: requested.private_data,
+        },
+        (Happening::Queried(queried), Some(handle)) => Event::Queried {
+            id: Id(handle),
+            route: queried.route,
+            private_data: queried.private_data,
+        },
+        (Happening::Replied(replying), _) => {
+            Event::Replied { parameters: replying.parameters, private_data: replying.private_data }
+        }
+        (Happening::Established { private_data }, _) => Event::Established { private_data },
+        (Happening::Answered(answered), _) => Event::Answered(*answered),
+        (Happening::Ended(end), _) => Event::Ended(end),
+        (Happening::Requested(_) | Happening::Queried(_), None) => Event::Ended(End::PeerGone),
+    };
+    (id, event)
+}
+
+impl Id {
+    /// Returns the identity that events have.
+    #[must_use]
+    pub const fn token(&self) -> IdToken {
+        self.0.id()
+    }
+
+    /// Accepts a request, with at most 196 bytes of private data.
+    ///
+    /// # Errors
+    /// [`Error::PrivateData`] if there is too much of it. [`Error::Ended`] if the peer has withdrawn the request.
+    #[doc(alias = "rdma_accept")]
+    pub fn accept(&self, own: &Parameters, private_data: &[u8]) -> Result<(), Error> {
+        check_private_data("REP", private_data, Accepting::MAX_PRIVATE_DATA)?;
+        let answer = Answer {
+            qpn: own.qpn,
+            psn: own.psn,
+            responder_resources: own.responder_resources,
+            initiator_depth: own.initiator_depth,
+            flow_control: own.flow_control,
+            rnr_retry_count: own.rnr_retry_count,
+            srq: own.srq,
+            private_data,
+            ..Answer::default()
+        };
+        self.0.change(|peer, now| peer.accept(now, &answer))
+    }
+
+    /// Confirms that this end is ready, after [`Event::Replied`].
+    ///
+    /// # Errors
+    /// [`Error::Ended`] if the peer's end has ended meanwhile.
+    #[doc(alias = "rdma_establish")]
+    pub fn establish(&self) -> Result<(), Error> {
+        self.0.change(|peer, _| peer.ready())
+    }
+
+    /// Establishes an accepted connection whose queue pair received a packet before the peer's confirmation arrived. The
+    /// event [`Event::Established`] follows.
+    ///
+    /// # Errors
+    /// [`Error::Ended`] if the connection is not accepted, or is established.
+    #[doc(alias = "rdma_notify")]
+    pub fn communication_established(&self) -> Result<(), Error> {
+        self.0.engine.communication_established(self.0.token)
+    }
+
+    /// Rejects a request or a reply, with at most 148 bytes of private data.
+    ///
+    /// # Errors
+    /// [`Error::PrivateData`] if there is too much of it. [`Error::Ended`] if the peer's end has ended.
+    #[doc(alias = "rdma_reject")]
+    pub fn reject(&self, reason: Reason, private_data: &[u8]) -> Result<(), Error> {
+        check_private_data("REJ", private_data, ConnectionRequest::MAX_PRIVATE_DATA)?;
+        let rejection = Rejection { private_data, ..Rejection::new(reason) };
+        self.0.change(|peer, now| peer.reject(now, &rejection))
+    }
+
+    /// Disconnects. Exactly one event [`Event::Ended`] follows, even if the peer has disconnected before.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] in a forked child.
+    #[doc(alias = "rdma_disconnect")]
+    pub fn disconnect(&self) -> Result<(), Error> {
+        self.0.engine.disconnect(self.0.token, &[])
+    }
+
+    /// Answers a query with a queue pair, and at most 136 bytes of private data.
+    ///
+    /// # Errors
+    /// [`Error::PrivateData`] if there is too much of it. [`Error::Ended`] if the peer's process has exited.
+    pub fn answer(&self, qpn: Qpn, qkey: u32, private_data: &[u8]) -> Result<(), Error> {
+        check_private_data("SIDR_REP", private_data, MAX_ANSWER_DATA)?;
+        let resolution =
+            Resolution { status: SidrStatus::VALID, qpn, qkey, private_data, ..NO_ANSWER };
+        self.0.change(|peer, _| peer.answer(&resolution))
+    }
+
+    /// Refuses a query, with at most 136 bytes of private data.
+    ///
+    /// # Errors
+    /// Same errors as [`answer`](Self::answer).
+    pub fn refuse(&self, private_data: &[u8]) -> Result<(), Error> {
+        check_private_data("SIDR_REP", private_data, MAX_ANSWER_DATA)?;
+        let resolution = Resolution { private_data, ..NO_ANSWER };
+        self.0.change(|peer, _| peer.answer(&resolution))
+    }
+}
