@@ -1,5 +1,6 @@
-//! `cargo xtask dropin`: builds a folder with `libibverbs.so.1` over the software device, and with `rdma-soft-run`, which
-//! runs programs with it. `rdma-soft-run` also needs the library of `rdma-soft-files` in some containers.
+//! `cargo xtask dropin`: builds a folder with `libibverbs.so.1` and `librdmacm.so.1` over the software device, and with
+//! `rdma-soft-run`, which runs programs with them. `rdma-soft-run` also needs the library of `rdma-soft-files` in some
+//! containers.
 
 mod nodes;
 mod symbols;
@@ -16,18 +17,43 @@ use self::symbols::{Exports, distribution};
 use crate::sim::cargo;
 use crate::tree;
 
-const CRATE: &str = "rdma-dropin";
 const PROGRAM: &str = "rdma-soft-run";
 const FILES_CRATE: &str = "rdma-soft-files";
 const FILES_LIBRARY: &str = "librdma_soft_files.so";
-/// The profile of the root `Cargo.toml` for this library, and its folder in cargo's target folder.
+/// The profile of the root `Cargo.toml` for these libraries, and its folder in cargo's target folder.
 const PROFILE: &str = "dropin";
-const SONAME: &str = "libibverbs.so.1";
-const MAP: &str = "crates/rdma-dropin/libibverbs.map";
-/// The exports of rdma-core 44 of Debian 12, for machines without a libibverbs.
-const REFERENCE: &str = "crates/rdma-dropin/symbols/rdma-core-44.txt";
-/// The largest size of the library. Most of it is the device and the standard library.
-const MAX_BYTES: u64 = 3_000_000;
+
+/// A library of C symbols.
+struct Library {
+    package: &'static str,
+    soname: &'static str,
+    /// The version script.
+    map: &'static str,
+    /// The exports of rdma-core 44 of Debian 12, for machines without the distribution's library.
+    reference: &'static str,
+    /// The largest size. Most of it is the device and the standard library.
+    max_bytes: u64,
+    /// Libraries of this command that it needs. They are linked first.
+    needed: &'static [&'static str],
+}
+
+const IBVERBS: Library = Library {
+    package: "rdma-dropin",
+    soname: "libibverbs.so.1",
+    map: "crates/rdma-dropin/libibverbs.map",
+    reference: "crates/rdma-dropin/symbols/rdma-core-44.txt",
+    max_bytes: 3_000_000,
+    needed: &[],
+};
+
+const RDMACM: Library = Library {
+    package: "rdma-dropin-cm",
+    soname: "librdmacm.so.1",
+    map: "crates/rdma-dropin-cm/librdmacm.map",
+    reference: "crates/rdma-dropin-cm/symbols/rdma-core-44.txt",
+    max_bytes: 1_000_000,
+    needed: &[IBVERBS.soname],
+};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -42,91 +68,115 @@ pub(crate) struct Built {
     pub(crate) library: PathBuf,
     /// `rdma-soft-run`.
     pub(crate) program: PathBuf,
-    /// The version script with which the library was linked.
-    map: Map,
+    /// The libraries of C symbols, each with its path and its version script.
+    linked: Vec<(&'static Library, PathBuf, Map)>,
 }
 
-/// Builds the library, and compares its symbols with the version script, with the checked-in list, and with the
-/// distribution's library if there is one. Returns `false` if symbols are missing.
+/// Builds the libraries, and compares their symbols with the version scripts, with the checked-in lists, and with the
+/// distribution's libraries if there are any. Returns `false` if symbols are missing.
 ///
 /// # Errors
-/// Returns an error if the library cannot be built, or is too large.
+/// Returns an error if a library cannot be built, or is too large.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     if let Some(library) = &args.symbols {
         print!("{}", Exports::read(library)?);
         return Ok(true);
     }
     let root = tree::root();
-    let Built { library, map, .. } = build(&root)?;
-    let bytes = fs::metadata(&library)?.len();
-    println!("{}", library.display());
-    ensure!(bytes <= MAX_BYTES, "the library may have {MAX_BYTES} bytes, but has {bytes}");
-
-    let exports = Exports::read(&library)?;
-    let mut wrong = exports.differences(&map);
-    let reference = fs::read_to_string(root.join(REFERENCE))?;
-    wrong.extend(exports.missing(&Exports::parse(&reference), REFERENCE));
-    match distribution() {
-        Some(theirs) => {
-            wrong.extend(exports.missing(&Exports::read(&theirs)?, &theirs.to_string_lossy()));
-            println!("{bytes} bytes, symbols compared with those of {}", theirs.display());
-        }
-        None => println!("{bytes} bytes, symbols compared with {REFERENCE}"),
+    let mut wrong = Vec::new();
+    for (library, path, map) in build(&root)?.linked {
+        wrong.extend(compare(&root, library, &path, &map)?);
     }
     wrong.iter().for_each(|line| eprintln!("{line}"));
     Ok(wrong.is_empty())
 }
 
-/// Builds the library and the program in cargo's target folder.
+/// Returns the differences between a library and what it should export.
+fn compare(root: &Path, library: &Library, path: &Path, map: &Map) -> Result<Vec<String>> {
+    let Library { soname, reference, max_bytes, .. } = library;
+    let bytes = fs::metadata(path)?.len();
+    println!("{}", path.display());
+    ensure!(bytes <= *max_bytes, "{soname} may have {max_bytes} bytes, but has {bytes}");
+
+    let exports = Exports::read(path)?;
+    let mut wrong = exports.differences(map);
+    let listed = fs::read_to_string(root.join(reference))?;
+    wrong.extend(exports.missing(&Exports::parse(&listed), reference));
+    match distribution(soname) {
+        Some(theirs) => {
+            wrong.extend(exports.missing(&Exports::read(&theirs)?, &theirs.to_string_lossy()));
+            println!("{bytes} bytes, symbols compared with those of {}", theirs.display());
+        }
+        None => println!("{bytes} bytes, symbols compared with {reference}"),
+    }
+    Ok(wrong)
+}
+
+/// Builds the libraries and the program in cargo's target folder.
 ///
 /// # Errors
 /// Returns an error if cargo or the C compiler fails.
 pub(crate) fn build(root: &Path) -> Result<Built> {
-    let archive = archive(root)?;
-    let folder = archive.with_file_name("lib");
+    let target = compile(root)?;
+    let folder = target.join("lib");
     fs::create_dir_all(&folder)?;
-    let script = root.join(MAP);
-    let map = Map::read(&script)?;
-    let library = link(&archive, &script, &map, &folder)?;
-    place(&archive, FILES_LIBRARY, "lib")?;
-    Ok(Built { library, program: place(&archive, PROGRAM, "bin")?, map })
+    let mut linked = Vec::new();
+    for library in [&IBVERBS, &RDMACM] {
+        let script = root.join(library.map);
+        let map = Map::read(&script)?;
+        let path = link(&target, library, (&script, &map), &folder)?;
+        linked.push((library, path, map));
+    }
+    place(&target, FILES_LIBRARY, "lib")?;
+    let library = folder.join(IBVERBS.soname);
+    Ok(Built { library, program: place(&target, PROGRAM, "bin")?, linked })
 }
 
-/// Compiles the static library and the other files, and returns the path of the static library.
-fn archive(root: &Path) -> Result<PathBuf> {
-    let packages = ["--package", CRATE, "--package", PROGRAM, "--package", FILES_CRATE];
+/// Compiles the static libraries and the other files, and returns their folder.
+fn compile(root: &Path) -> Result<PathBuf> {
+    let packages = [IBVERBS.package, RDMACM.package, PROGRAM, FILES_CRATE];
+    let packages = packages.into_iter().flat_map(|package| ["--package", package]);
     let built = cargo(root).arg("build").args(packages).args(["--profile", PROFILE]).status()?;
     ensure!(built.success(), "cargo build failed: {built}");
     let metadata = MetadataCommand::new().current_dir(root).no_deps().exec()?;
-    let folder = metadata.target_directory.join(PROFILE);
-    Ok(folder.join(format!("lib{}.a", CRATE.replace('-', "_"))).into())
+    Ok(metadata.target_directory.join(PROFILE).into())
 }
 
-/// Copies a file to `folder`, which is beside the archive. The program finds the libraries in `lib` beside its own folder.
-fn place(archive: &Path, name: &str, folder: &str) -> Result<PathBuf> {
-    let folder = archive.with_file_name(folder);
+/// Copies a file of the target folder to a folder in it. The program finds the libraries in `lib` beside its own folder.
+fn place(target: &Path, name: &str, folder: &str) -> Result<PathBuf> {
+    let folder = target.join(folder);
     fs::create_dir_all(&folder)?;
     // Several commands may run at a time, and programs with the old file.
     let new = folder.join(format!("{name}-{}", std::process::id()));
-    fs::copy(archive.with_file_name(name), &new)?;
+    fs::copy(target.join(name), &new)?;
     let placed = folder.join(name);
     fs::rename(&new, &placed).with_context(|| format!("{name} cannot be replaced"))?;
     Ok(placed)
 }
 
-/// Links the library. This needs a C compiler, because rustc's own version script cannot be combined with one that has
+/// Links a library. This needs a C compiler, because rustc's own version script cannot be combined with one that has
 /// named versions.
-fn link(archive: &Path, script: &Path, map: &Map, folder: &Path) -> Result<PathBuf> {
+fn link(
+    target: &Path,
+    library: &Library,
+    (script, map): (&Path, &Map),
+    folder: &Path,
+) -> Result<PathBuf> {
+    let Library { package, soname, needed, .. } = library;
+    let archive = target.join(format!("lib{}.a", package.replace('-', "_")));
     // Several commands may run at a time.
-    let aliases = folder.with_file_name(format!("aliases-{}.s", std::process::id()));
+    let aliases = target.join(format!("aliases-{}.s", std::process::id()));
     fs::write(&aliases, map.aliases()?)?;
-    let (library, new) = (folder.join(SONAME), aliases.with_extension("so"));
+    let (linked, new) = (folder.join(soname), aliases.with_extension("so"));
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     let mut command = Command::new(&compiler);
     command.args(["-shared", "-o"]).arg(&new).arg(&aliases);
     command.arg("-Wl,--whole-archive").arg(archive).arg("-Wl,--no-whole-archive");
     command.arg(format!("-Wl,--version-script={}", script.display()));
-    command.arg(format!("-Wl,-soname,{SONAME}"));
+    command.arg(format!("-Wl,-soname,{soname}"));
+    // Its functions are looked up at run time, so the linker knows of no need.
+    command.arg("-L").arg(folder).args(["-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN"]);
+    command.args(needed.iter().map(|name| format!("-l:{name}")));
     // `nodelete`: `dlclose` would unload the library while its threads run.
     command.args([
         "-Wl,-z,nodelete",
@@ -136,15 +186,15 @@ fn link(archive: &Path, script: &Path, map: &Map, folder: &Path) -> Result<PathB
         "-Wl,-z,noexecstack",
     ]);
     command.args(["-Wl,--gc-sections", "-Wl,--as-needed", "-Wl,--build-id", "-Wl,--strip-all"]);
-    let linked = command.status();
+    let status = command.status();
     fs::remove_file(&aliases)?;
-    let linked = linked.with_context(|| {
+    let status = status.with_context(|| {
         format!("{} does not start; Debian: apt-get install gcc libc6-dev", compiler.display())
     })?;
-    if !linked.success() {
-        bail!("the C compiler could not link the library: {linked}");
+    if !status.success() {
+        bail!("the C compiler could not link {soname}: {status}");
     }
     // Programs may run with the old file.
-    fs::rename(&new, &library)?;
-    Ok(library)
+    fs::rename(&new, &linked)?;
+    Ok(linked)
 }

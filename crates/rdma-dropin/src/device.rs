@@ -4,8 +4,8 @@
 use std::ffi::{c_char, c_int};
 
 use rdma_sys::{
-    _compat_ibv_port_attr, functions, ibv_async_event, ibv_context, ibv_device, ibv_device_attr,
-    ibv_gid, ibv_gid_entry,
+    _compat_ibv_port_attr, AddressedMad, functions, ibv_async_event, ibv_context, ibv_device,
+    ibv_device_attr, ibv_gid, ibv_gid_entry,
 };
 
 use crate::forward::forward;
@@ -74,6 +74,44 @@ forward! {
         port_num: u8,
         pkey: u16,
     ) -> c_int => get_pkey_index, or unsupported_minus_one();
+}
+
+/// The functions of `rdma_sys::Mads`, which libibverbs lacks: `librdmacm.so.1` of `rdma-dropin-cm` uses them.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_soft_open_mads(context: *mut ibv_context) -> c_int {
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
+    match unsafe { verbs_of(context) }.mads {
+        // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
+        Some(mads) => unsafe { (mads.open)(context) },
+        None => unsupported_minus_one(),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_soft_mad_source(
+    context: *mut ibv_context,
+    destination: *const [u8; 16],
+    source: *mut [u8; 16],
+) -> c_int {
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
+    match unsafe { verbs_of(context) }.mads {
+        // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
+        Some(mads) => unsafe { (mads.source)(context, destination, source) },
+        None => UNSUPPORTED,
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_soft_send_mad(
+    context: *mut ibv_context,
+    mad: *const AddressedMad,
+) -> c_int {
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
+    match unsafe { verbs_of(context) }.mads {
+        // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
+        Some(mads) => unsafe { (mads.send)(context, mad) },
+        None => UNSUPPORTED,
+    }
 }
 
 const _: functions::ibv_close_device = ibv_close_device;

@@ -88,11 +88,11 @@ impl Exports {
     }
 }
 
-/// Returns the path of the installed libibverbs.
-pub(super) fn distribution() -> Option<PathBuf> {
+/// Returns the path of the distribution's library.
+pub(super) fn distribution(soname: &str) -> Option<PathBuf> {
     let machine = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
     let folders = [&machine, "/usr/lib64", "/lib64", "/usr/lib"];
-    folders.iter().map(|folder| Path::new(folder).join(super::SONAME)).find(|path| path.exists())
+    folders.iter().map(|folder| Path::new(folder).join(soname)).find(|path| path.exists())
 }
 
 #[cfg(test)]

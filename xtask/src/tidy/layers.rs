@@ -67,6 +67,7 @@ const TOOLS: &[&str] = &[
     "greeter",
     "hello",
     "rdma-dropin",
+    "rdma-dropin-cm",
     "rdma-examples",
     "rdma-examples-common",
     "rdma-soft-files",

@@ -8,13 +8,14 @@ use wait_timeout::ChildExt;
 use crate::library::{folder, output, with_library};
 use crate::two_processes::LIMIT;
 
-/// Compiles a program against the library, or with other options something else.
+/// Compiles a program against the libraries, or with other options something else.
 pub(crate) fn compile(source: &str, program: &Path, options: &[&str]) {
-    let library = folder().join("libibverbs.so.1");
+    let libraries = ["libibverbs.so.1", "librdmacm.so.1"].map(|name| folder().join(name));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source);
     let mut compiler = test_support::program::c_compiler();
     compiler.args(["-Wall", "-Werror", "-pthread"]).args(options);
-    compiler.arg("-o").arg(program).arg(source).arg(library);
+    compiler.arg("-o").arg(program).arg(source);
+    compiler.arg("-Wl,--as-needed").args(libraries);
     output(compiler);
 }
 
@@ -27,7 +28,7 @@ pub(crate) fn run(source: &str, prepare: impl FnOnce(&mut Command)) -> Option<St
 }
 
 /// Compiles a program against the library, and passes its command to `run`.
-fn with_program<T>(source: &str, run: impl FnOnce(Command) -> T) -> Option<T> {
+pub(crate) fn with_program<T>(source: &str, run: impl FnOnce(Command) -> T) -> Option<T> {
     if test_support::program::is_emulated() {
         println!("skipped: the library is not built for the emulated processor");
         return None;

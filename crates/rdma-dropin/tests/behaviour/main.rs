@@ -7,6 +7,7 @@ mod c_programs;
 mod devices;
 mod faults;
 mod library;
+mod manager;
 mod pods;
 mod providers;
 mod run;

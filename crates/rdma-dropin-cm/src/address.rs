@@ -1,0 +1,183 @@
+//! Addresses and routes: binding, resolving and listening.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use rdma_cm::unmanaged;
+
+use crate::abi::{CmId, EventType, read_address};
+use crate::connecting::port_space;
+use crate::devices::{self, Device};
+use crate::endpoint::complete;
+use crate::errors::{number, returned};
+use crate::event::Waiting;
+use crate::id::{Id, Stage, unspecified};
+
+/// The first port of the range for clients, and the size of the range, as in Linux by default.
+const FREE: (u16, u16) = (32_768, 28_232);
+
+/// Returns a port for a client. It identifies nothing, so two clients may have the same one.
+fn client_port() -> u16 {
+    static TURNS: AtomicU16 = AtomicU16::new(0);
+    FREE.0 + TURNS.fetch_add(1, Ordering::Relaxed) % FREE.1
+}
+
+/// Binds an ID to an address of this host, and reserves its port.
+pub(crate) fn bind(id: &Id, mut address: SocketAddr) -> Result<(), c_int> {
+    let state = id.state();
+    if state.stage != Stage::New || state.bound.is_some() {
+        return Err(libc::EINVAL);
+    }
+    drop(state);
+    let space = port_space(id.read(|shown| shown.ps));
+    let reserve = |device: &'static Device, address| {
+        let port = unmanaged::bind(&device.channel, space, address);
+        port.map(|port| (device, port)).map_err(|error| number(&error))
+    };
+    let mut ports = Vec::new();
+    if address.ip().to_canonical().is_unspecified() {
+        // The port that is free on the first device is reserved on all.
+        for device in devices::all()? {
+            let reserved = reserve(device, address)?;
+            address.set_port(reserved.1.number());
+            ports.push(reserved);
+        }
+    } else {
+        // If the port is in use, another device does not help.
+        let reserved = devices::first(|device| match reserve(device, address) {
+            Err(libc::EADDRNOTAVAIL) => Err(libc::EADDRNOTAVAIL),
+            reserved => Ok(reserved),
+        })??;
+        address.set_port(reserved.1.number());
+        id.bind_device(reserved.0);
+        ports.push(reserved);
+    }
+    let mut state = id.state();
+    (state.bound, state.ports) = (Some(address), ports);
+    drop(state);
+    id.show_source(address);
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_bind_addr(id: *mut CmId, addr: *mut libc::sockaddr) -> c_int {
+    // SAFETY: the caller passes a live ID (SAFETY.md F1).
+    let id = unsafe { Id::of(id) };
+    // SAFETY: the caller passes a valid address (SAFETY.md F1).
+    let address = unsafe { read_address(addr) };
+    returned(address.ok_or(libc::EINVAL).and_then(|address| bind(id, address)))
+}
+
+/// Resolves an address. The event is queued before the call returns.
+pub(crate) fn resolve(id: &Id, source: Option<SocketAddr>, to: SocketAddr) -> Result<(), c_int> {
+    let is_bound = id.state().bound.is_some();
+    if let Some(source) = source.filter(|_| !is_bound) {
+        bind(id, source)?;
+    }
+    let state = id.state();
+    if state.stage != Stage::New {
+        return Err(libc::EINVAL);
+    }
+    let (device, bound) = (state.device, state.bound);
+    drop(state);
+    match devices::route_to(device, to) {
+        Ok((device, mut route)) => {
+            let own = bound.unwrap_or_else(unspecified);
+            let ip = own.ip().to_canonical();
+            if !ip.is_unspecified() && ip.is_ipv4() == route.destination.is_ipv4() {
+                route.source.set_ip(ip);
+            }
+            route.source.set_port(if own.port() == 0 { client_port() } else { own.port() });
+            id.bind_device(device);
+            id.show_route(device, &route);
+            let mut state = id.state();
+            state.route = Some(route);
+            state.stage = Stage::Ready;
+            drop(state);
+            Waiting::new(id, EventType::ADDR_RESOLVED, 0).queue();
+        }
+        Err(number) => Waiting::new(id, EventType::ADDR_ERROR, -number).queue(),
+    }
+    complete(id)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_resolve_addr(
+    id: *mut CmId,
+    src_addr: *mut libc::sockaddr,
+    dst_addr: *mut libc::sockaddr,
+    _timeout_ms: c_int,
+) -> c_int {
+    // SAFETY: the caller passes a live ID (SAFETY.md F1).
+    let id = unsafe { Id::of(id) };
+    // SAFETY: the caller passes a valid address or NULL (SAFETY.md F1).
+    let source = unsafe { read_address(src_addr) };
+    // SAFETY: the caller passes a valid address (SAFETY.md F1).
+    let to = unsafe { read_address(dst_addr) };
+    let to = to.filter(|_| src_addr.is_null() == source.is_none());
+    returned(to.ok_or(libc::EINVAL).and_then(|to| resolve(id, source, to)))
+}
+
+/// Resolves the route to an address that was resolved. The event is queued before the call returns.
+pub(crate) fn resolve_route(id: &Id) -> Result<(), c_int> {
+    let state = id.state();
+    let route = state.route.filter(|_| state.stage == Stage::Ready).ok_or(libc::EINVAL)?;
+    drop(state);
+    id.show_path(&route);
+    Waiting::new(id, EventType::ROUTE_RESOLVED, 0).queue();
+    complete(id)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_resolve_route(id: *mut CmId, _timeout_ms: c_int) -> c_int {
+    // SAFETY: the caller passes a live ID (SAFETY.md F1).
+    returned(resolve_route(unsafe { Id::of(id) }))
+}
+
+/// Listens at the reserved port, on the ID's device or on all devices.
+fn listen(id: &Id) -> Result<(), c_int> {
+    let state = id.state();
+    if state.stage != Stage::New {
+        return Err(libc::EINVAL);
+    }
+    let is_bound = state.bound.is_some();
+    drop(state);
+    if !is_bound {
+        bind(id, unspecified())?;
+    }
+    let mut state = id.state();
+    state.stage = Stage::Listening;
+    let ports = std::mem::take(&mut state.ports);
+    drop(state);
+    for (device, port) in ports {
+        id.connect(|| unmanaged::listen(&device.channel, port)).map_err(|error| number(&error))?;
+    }
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_listen(id: *mut CmId, _backlog: c_int) -> c_int {
+    // SAFETY: the caller passes a live ID (SAFETY.md F1).
+    returned(listen(unsafe { Id::of(id) }))
+}
+
+/// Returns the port of an address, in network byte order.
+fn port_of(address: &libc::sockaddr_storage) -> u16 {
+    // SAFETY: the storage has room for every address, and its family is 0 if it has none.
+    let address = unsafe { read_address(std::ptr::from_ref(address).cast()) };
+    address.map_or(0, |address| address.port().to_be())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_get_src_port(id: *mut CmId) -> u16 {
+    // SAFETY: the caller passes a live ID (SAFETY.md F1).
+    unsafe { Id::of(id) }.read(|shown| port_of(&shown.route.src))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_get_dst_port(id: *mut CmId) -> u16 {
+    // SAFETY: the caller passes a live ID (SAFETY.md F1).
+    unsafe { Id::of(id) }.read(|shown| port_of(&shown.route.dst))
+}

@@ -1,0 +1,169 @@
+//! Event channels: `struct rdma_event_channel`, and the events that wait in it.
+//!
+//! The file of a channel is an eventfd. It is readable while events wait, so a program can poll it.
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr;
+use std::sync::{Arc, Mutex};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::{Errno, read, write};
+
+use crate::abi::EventChannel;
+use crate::devices::{self, locked};
+use crate::errors::fail;
+use crate::event::Waiting;
+use crate::id::{self, Id};
+
+/// A channel. The program has a pointer to its beginning.
+#[repr(C)]
+pub(crate) struct Channel {
+    shown: EventChannel,
+    file: Mutex<Option<OwnedFd>>,
+    queue: Mutex<VecDeque<Waiting>>,
+}
+
+impl Channel {
+    /// Opens a channel, or returns the error number.
+    pub(crate) fn open() -> Result<Arc<Self>, c_int> {
+        let file = eventfd(0, EventfdFlags::CLOEXEC).map_err(Errno::raw_os_error)?;
+        let shown = EventChannel { fd: file.as_raw_fd() };
+        Ok(Arc::new(Self { shown, file: Mutex::new(Some(file)), queue: Mutex::default() }))
+    }
+
+    /// Returns the program's pointer.
+    pub(crate) fn as_raw(self: &Arc<Self>) -> *mut EventChannel {
+        Arc::as_ptr(self).cast_mut().cast()
+    }
+
+    /// Returns the channel to which the program's pointer points.
+    ///
+    /// # Safety
+    /// The pointer is that of a live channel.
+    pub(crate) unsafe fn of(raw: *mut EventChannel) -> Arc<Self> {
+        let raw = raw.cast_const().cast::<Self>();
+        // SAFETY: `shown` is the first field, so the pointer is that of the `Arc` (SAFETY.md F1, F5).
+        unsafe { Arc::increment_strong_count(raw) };
+        // SAFETY: the reference was counted above.
+        unsafe { Arc::from_raw(raw) }
+    }
+
+    /// Closes the file.
+    pub(crate) fn close(&self) {
+        drop(locked(&self.file).take());
+    }
+
+    /// Returns the file, which the program does not close while it waits for an event.
+    fn file(&self) -> BorrowedFd<'_> {
+        // SAFETY: the program destroys a channel only after all calls with it have returned (SAFETY.md F1).
+        unsafe { BorrowedFd::borrow_raw(self.shown.fd) }
+    }
+
+    /// Adds an event.
+    pub(crate) fn add(&self, event: Waiting) {
+        let mut queue = locked(&self.queue);
+        queue.push_back(event);
+        if queue.len() > 1 {
+            return;
+        }
+        if let Some(file) = &*locked(&self.file) {
+            let _ = write(file, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Removes the next event, and notes that its ID has reported it.
+    fn take(&self) -> Option<Waiting> {
+        let mut queue = locked(&self.queue);
+        let event = queue.pop_front()?;
+        event.id.state().reported += 1;
+        self.clear(&queue);
+        Some(event)
+    }
+
+    /// Makes the file unreadable if no event waits. Does not block, because the file is readable while the lock of a
+    /// queue with events is held.
+    fn clear(&self, queue: &VecDeque<Waiting>) {
+        if queue.is_empty() {
+            let _ = read(self.file(), &mut [0_u8; 8]);
+        }
+    }
+
+    /// Returns the next event, or the error number. Waits for it unless the program made the file non-blocking.
+    pub(crate) fn next(&self) -> Result<Waiting, c_int> {
+        loop {
+            if let Some(event) = self.take() {
+                return Ok(event);
+            }
+            let flags = fcntl_getfl(self.file()).map_err(Errno::raw_os_error)?;
+            if flags.contains(OFlags::NONBLOCK) {
+                return Err(libc::EAGAIN);
+            }
+            // The function of the C library is used because it is a cancellation point.
+            let mut polled = libc::pollfd { fd: self.shown.fd, events: libc::POLLIN, revents: 0 };
+            // SAFETY: the call writes to one struct (poll(2), SAFETY.md F15).
+            if unsafe { libc::poll(&raw mut polled, 1, -1) } < 0 {
+                return Err(rdma_sys::Errno::last().raw());
+            }
+        }
+    }
+
+    /// Removes the events of an ID.
+    fn remove(&self, id: &Id) -> VecDeque<Waiting> {
+        let mut queue = locked(&self.queue);
+        let had_events = !queue.is_empty();
+        let (removed, kept) =
+            queue.drain(..).partition(|event| ptr::eq(Arc::as_ptr(&event.id), id));
+        *queue = kept;
+        if had_events {
+            self.clear(&queue);
+        }
+        removed
+    }
+}
+
+/// Removes the events of an ID that ends. Requests for connections that the program has not received end too.
+pub(crate) fn forget(id: &Id) {
+    let channel = Arc::clone(&id.state().channel);
+    for event in channel.remove(id) {
+        if let Some(new) = event.new {
+            id::end(&new);
+        }
+    }
+}
+
+/// Moves the events of an ID to its new channel.
+pub(crate) fn migrate(id: &Id, to: &Arc<Channel>) -> Arc<Channel> {
+    let mut state = id.state();
+    let from = std::mem::replace(&mut state.channel, Arc::clone(to));
+    drop(state);
+    for event in from.remove(id) {
+        to.add(event);
+    }
+    from
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_create_event_channel() -> *mut EventChannel {
+    match devices::check().and_then(|()| Channel::open()) {
+        Ok(channel) => Arc::into_raw(channel).cast_mut().cast(),
+        Err(number) => {
+            fail(number);
+            ptr::null_mut()
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut EventChannel) {
+    if channel.is_null() {
+        return;
+    }
+    // SAFETY: the caller passes a live channel, which it does not use again. The channel has the count of its creation
+    // (SAFETY.md F1).
+    let channel = unsafe { Arc::from_raw(channel.cast_const().cast::<Channel>()) };
+    channel.close();
+}

@@ -1,0 +1,208 @@
+//! The devices of this process, and the threads that process messages.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::{ptr, thread};
+
+use rdma_cm::unmanaged::{self, Address, Route};
+use rdma_cm::{Error, EventChannel};
+use rdma_mem::{Context, DeviceList, ProtectionDomain};
+use rdma_sys::{Process, ibv_context};
+
+use crate::errors::{fail, number, report};
+use crate::library::verbs;
+use crate::{event, id};
+
+/// A device that was opened. It stays open until the process ends, like those of the distribution's librdmacm.
+pub(crate) struct Device {
+    pub(crate) channel: EventChannel,
+    pub(crate) pd: ProtectionDomain,
+    /// The maximum numbers of RDMA reads and atomics that a queue pair serves, and that it starts.
+    pub(crate) max_responder_resources: u8,
+    pub(crate) max_initiator_depth: u8,
+}
+
+/// A device of the list.
+struct Listed {
+    device: rdma_mem::Device,
+    opened: OnceLock<Result<&'static Device, c_int>>,
+}
+
+/// The devices of a process. A forked child has its own.
+struct Devices {
+    process: Process,
+    all: Vec<Listed>,
+}
+
+/// Locks a mutex whose owner cannot have panicked.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the devices, or `ENODEV` if the process has none.
+fn devices() -> Result<&'static Devices, c_int> {
+    static DEVICES: Mutex<Option<&'static Devices>> = Mutex::new(None);
+    let mut devices = locked(&DEVICES);
+    if let Some(devices) = devices.filter(|devices| devices.process.is_current()) {
+        return Ok(devices);
+    }
+    let verbs = verbs().ok_or(libc::ENODEV)?;
+    // SAFETY: the table is that of a libibverbs (SAFETY.md F2).
+    let list = unsafe { DeviceList::of(verbs) };
+    let listed =
+        list.iter().map(|device| Listed { device: device.clone(), opened: OnceLock::new() });
+    let all: Vec<_> = listed.collect();
+    if all.is_empty() {
+        return Err(libc::ENODEV);
+    }
+    Ok(devices.insert(Box::leak(Box::new(Devices { process: Process::current(), all }))))
+}
+
+/// Checks that the process has devices.
+pub(crate) fn check() -> Result<(), c_int> {
+    devices().map(|_| ())
+}
+
+impl Listed {
+    fn open(&self) -> Result<&'static Device, c_int> {
+        *self.opened.get_or_init(|| {
+            let opened = Device::open(&self.device);
+            opened.map_err(|error| {
+                report(&format!("{} cannot be used: {error}", self.device.name()));
+                number(&error)
+            })
+        })
+    }
+}
+
+impl Device {
+    fn open(device: &rdma_mem::Device) -> Result<&'static Self, Error> {
+        let context = Context::open(device)?;
+        let attributes = context.query_device()?;
+        let at_most = |number: u32| u8::try_from(number).unwrap_or(u8::MAX - 1);
+        let device: &Self = Box::leak(Box::new(Self {
+            pd: context.allocate_pd()?,
+            channel: EventChannel::open(&context)?,
+            max_responder_resources: at_most(attributes.max_qp_rd_atom),
+            max_initiator_depth: at_most(attributes.max_qp_init_rd_atom),
+        }));
+        let name = String::from("librdmacm");
+        let unblock = SignalsBlocked::new();
+        let started = thread::Builder::new().name(name).spawn(|| process(device));
+        drop(unblock);
+        started.map_err(|source| Error::System { tried: "start a thread", source })?;
+        Ok(device)
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        self.channel.context()
+    }
+
+    /// Returns the index of a GID with a packet type, and its port. A LID belongs to the first port.
+    pub(crate) fn port_of(&self, route: &Route) -> Option<(u8, u8)> {
+        let Address::Gid(local) = route.local else { return Some((0, 1)) };
+        let table = self.context().gid_table().ok()?;
+        let found =
+            table.iter().find(|entry| entry.gid == local && entry.gid_type == route.gid_type)?;
+        Some((u8::try_from(found.index).ok()?, found.port))
+    }
+}
+
+/// Processes the messages of a device, and passes its events on.
+fn process(device: &'static Device) {
+    // The channel is never closed. Other errors cannot be repaired.
+    while let Ok(next) = device.channel.next(None) {
+        if let Some(next) = next {
+            let (token, happened) = unmanaged::event(next);
+            id::with(token, |id| event::queue(device, &id, happened));
+        }
+    }
+}
+
+/// Blocks all signals in this thread, so that a new thread blocks them too: the program's threads handle them.
+struct SignalsBlocked(libc::sigset_t);
+
+impl SignalsBlocked {
+    fn new() -> Self {
+        // SAFETY: a set consists of integers, so all-zero bytes are valid (SAFETY.md F4).
+        let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
+        let mut before = all;
+        // SAFETY: the call writes the set (sigfillset(3), SAFETY.md F15).
+        unsafe { libc::sigfillset(&raw mut all) };
+        // SAFETY: the call reads one set and writes the other (pthread_sigmask(3), SAFETY.md F15).
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
+        Self(before)
+    }
+}
+
+impl Drop for SignalsBlocked {
+    fn drop(&mut self) {
+        // SAFETY: the call reads the set, which the kernel returned (pthread_sigmask(3), SAFETY.md F15).
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, ptr::null_mut()) };
+    }
+}
+
+/// Returns the first device that reaches an address, and the route. The error is that of the first device.
+pub(crate) fn route_to(
+    only: Option<&'static Device>,
+    to: SocketAddr,
+) -> Result<(&'static Device, Route), c_int> {
+    let find = |device: &'static Device| {
+        let route = unmanaged::route(&device.channel, to).map_err(|error| number(&error))?;
+        Ok((device, route))
+    };
+    match only {
+        Some(device) => find(device),
+        None => first(find),
+    }
+}
+
+/// Returns the first success on a device, or the error of the first device.
+pub(crate) fn first<T>(find: impl Fn(&'static Device) -> Result<T, c_int>) -> Result<T, c_int> {
+    let mut error = None;
+    for listed in &devices()?.all {
+        match listed.open().and_then(&find) {
+            Ok(found) => return Ok(found),
+            Err(number) => error = error.or(Some(number)),
+        }
+    }
+    Err(error.unwrap_or(libc::ENODEV))
+}
+
+/// Returns the devices that can be opened.
+pub(crate) fn all() -> Result<Vec<&'static Device>, c_int> {
+    Ok(devices()?.all.iter().filter_map(|listed| listed.open().ok()).collect())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
+    let found = all().unwrap_or_else(|number| {
+        fail(number);
+        Vec::new()
+    });
+    let contexts = found.iter().map(|device| device.context().as_raw());
+    let mut list: Vec<*mut ibv_context> = contexts.collect();
+    if !num_devices.is_null() {
+        // SAFETY: the caller passes a valid pointer for the number, or NULL (SAFETY.md F1).
+        unsafe { num_devices.write(c_int::try_from(list.len()).unwrap_or(c_int::MAX)) };
+    }
+    if list.is_empty() {
+        return ptr::null_mut();
+    }
+    list.push(ptr::null_mut());
+    // SAFETY: the size is that of the list (malloc(3)).
+    let memory = unsafe { libc::malloc(size_of_val(&list[..])) }.cast::<*mut ibv_context>();
+    if !memory.is_null() {
+        // SAFETY: the memory is new, and has the size of the list.
+        unsafe { ptr::copy_nonoverlapping(list.as_ptr(), memory, list.len()) };
+    }
+    memory
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
+    // SAFETY: the caller passes a list of `rdma_get_devices`, or NULL (SAFETY.md F1).
+    unsafe { libc::free(list.cast()) };
+}

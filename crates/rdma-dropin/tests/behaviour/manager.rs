@@ -1,0 +1,91 @@
+//! `librdmacm.so.1`: a program that uses it, with both ends in one process.
+
+use std::path::Path;
+
+use crate::c_programs;
+
+/// The header of the distribution's librdmacm, with which the program is compiled.
+const HEADER: &str = "/usr/include/rdma/rdma_cma.h";
+
+/// Runs a case of the program. It prints nothing on standard output, and exits with an error if something is wrong.
+fn passes(case: &str) {
+    if !Path::new(HEADER).exists() {
+        println!("skipped: {HEADER} does not exist (Debian: apt-get install librdmacm-dev)");
+        return;
+    }
+    if let Some(text) = c_programs::run("manager.c", |program| _ = program.arg(case)) {
+        assert_eq!(text, "", "{case}");
+    }
+}
+
+#[test]
+fn two_ends_connect_and_exchange_messages_and_disconnect() {
+    passes("connection");
+}
+
+#[test]
+fn the_file_of_a_channel_is_readable_while_events_wait() {
+    passes("non-blocking");
+}
+
+#[test]
+fn rejections_have_a_reason_and_private_data() {
+    passes("rejection");
+}
+
+#[test]
+fn a_listener_that_ends_rejects_unreceived_requests() {
+    passes("unreceived");
+}
+
+#[test]
+fn an_id_ends_after_its_events_are_acknowledged() {
+    passes("acknowledgement");
+}
+
+#[test]
+fn a_bound_port_is_in_use_until_its_id_ends() {
+    passes("ports");
+}
+
+#[test]
+fn functions_of_an_id_without_a_channel_wait() {
+    passes("waiting");
+}
+
+#[test]
+fn events_move_to_the_channel_of_their_id() {
+    passes("migration");
+}
+
+#[test]
+fn a_datagram_service_is_resolved() {
+    passes("datagrams");
+}
+
+#[test]
+fn a_program_can_move_its_own_queue_pairs() {
+    passes("own queue pairs");
+}
+
+#[test]
+fn the_death_of_a_process_disconnects_its_peer() {
+    passes("death");
+}
+
+#[test]
+fn functions_that_the_library_lacks_explain_it_once() {
+    let lines = c_programs::with_program("lacking.c", |mut program| {
+        let output = program.output().unwrap();
+        let [out, error] =
+            [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        assert_eq!(out, "-1 Function not implemented\n".repeat(4));
+        error.lines().map(str::to_owned).collect::<Vec<_>>()
+    });
+    let Some(lines) = lines else { return };
+    let functions = ["rsocket", "rrecv", "rdma_join_multicast"];
+    assert_eq!(lines.len(), functions.len(), "{lines:?}");
+    for (line, function) in lines.iter().zip(functions) {
+        assert!(line.starts_with(&format!("librdmacm: {function} is not implemented: ")), "{line}");
+    }
+}
