@@ -1,6 +1,7 @@
 //! The active end: the one that requests the connection.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -91,6 +92,15 @@ impl Connecting {
     #[must_use]
     pub const fn id(&self) -> IdToken {
         self.handle.id()
+    }
+
+    /// Returns a file that becomes readable when the answer arrives, or when a thread must process messages, like
+    /// [`ConnectionId::file`](crate::ConnectionId::file).
+    ///
+    /// # Errors
+    /// [`Error::System`] if the process cannot open another file.
+    pub fn file(&self) -> Result<Arc<OwnedFd>, Error> {
+        self.handle.engine.file_of(self.handle.token)
     }
 
     /// Processes an event. If it is the listener's answer, the queue pair is moved to RTS.

@@ -65,6 +65,25 @@ impl EventChannel {
         Ok(Self { engine: Engine::open(context)? })
     }
 
+    /// Returns the channel that all callers of this function in the process share for this device. Opens it if no caller
+    /// has it. Each caller receives the events of its own connections with [`next_of`](Self::next_of) and `wait`.
+    ///
+    /// # Errors
+    /// Same errors as [`open`](Self::open).
+    ///
+    /// # Examples
+    /// ```
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// let channel = rdma_cm::EventChannel::shared(&context)?;
+    /// let address = channel.resolve("localhost:7471")?.address();
+    /// # assert_eq!(address.port(), 7471);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn shared(context: &Context) -> Result<Self, Error> {
+        Ok(Self { engine: Engine::shared(context)? })
+    }
+
     /// Returns the opened device. Queue pairs for connections of this channel are created on it.
     #[must_use]
     pub fn context(&self) -> &Context {
@@ -111,7 +130,33 @@ impl EventChannel {
     #[doc(alias = "rdma_get_cm_event")]
     #[doc(alias = "rdma_ack_cm_event")]
     pub fn next(&self, limit: Option<Duration>) -> Result<Option<Event>, Error> {
-        let next = self.engine.next(None, limit)?;
+        self.next_of(|_| true, limit)
+    }
+
+    /// Returns the next event of the listeners and connections that `wants` returns true for, like [`next`](Self::next).
+    /// Other events stay queued. So several parts of a program can share a channel.
+    ///
+    /// # Errors
+    /// Same errors as [`next`](Self::next).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_cm::{EventChannel, Listener};
+    ///
+    /// rdma_soft::install();
+    /// let channel = EventChannel::open(&rdma_mem::open_device("soft0")?)?;
+    /// let listener = Listener::bind(&channel, "localhost:0")?;
+    /// let none = channel.next_of(|id| id == listener.id(), Some(Duration::ZERO))?;
+    /// assert!(none.is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn next_of(
+        &self,
+        wants: impl Fn(IdToken) -> bool,
+        limit: Option<Duration>,
+    ) -> Result<Option<Event>, Error> {
+        let next = self.engine.next(|token| wants(IdToken::new(token)), limit)?;
         Ok(next.map(|next| Event::new(&self.engine, next)))
     }
 
@@ -227,7 +272,7 @@ impl Handle {
 
     /// Waits for the next event of this connection.
     pub(crate) fn wait(&self, limit: Duration) -> Result<Event, Error> {
-        let next = self.engine.next(Some(self.token), Some(limit))?;
+        let next = self.engine.next(|token| token == self.token, Some(limit))?;
         let next = next.ok_or(Error::TimedOut { limit })?;
         Ok(Event::new(&self.engine, next))
     }

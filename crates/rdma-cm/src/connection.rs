@@ -1,5 +1,7 @@
 //! Established connections, and their ends.
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_qp::QueuePair;
@@ -60,6 +62,14 @@ impl Connection {
         Ok(end_of(event.happening))
     }
 
+    /// Separates the connection from its queue pair. The program must move the queue pair to the error state, or destroy
+    /// it, when the connection ends.
+    #[must_use = "dropping the ID disconnects"]
+    pub fn into_parts(self) -> (QueuePair, ConnectionId) {
+        let Self { queue_pair, handle } = self;
+        (queue_pair, ConnectionId { handle })
+    }
+
     /// Disconnects, with at most 220 bytes of private data. The queue pair is moved to the error state, and its
     /// outstanding requests are flushed. An event follows, even if the peer has disconnected before.
     ///
@@ -73,6 +83,85 @@ impl Connection {
         queue_pair.to_error()?;
         handle.engine.disconnect(handle.token, private_data)?;
         Ok(Disconnecting { queue_pair, handle })
+    }
+}
+
+/// A connection without its queue pair, which belongs to the program or to another crate. Dropping it disconnects, but
+/// leaves the queue pair unchanged.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use rdma_cm::{End, EventChannel, Listener};
+/// use rdma_qp::{CompletionQueue, prelude::*};
+///
+/// rdma_soft::install();
+/// let channel = EventChannel::open(&rdma_mem::open_device("soft0")?)?;
+/// let cq = CompletionQueue::create(channel.context(), 16)?;
+/// let pd = channel.context().allocate_pd()?;
+/// let new = || pd.create_qp().send_cq(&cq).recv_cq(&cq).build();
+/// let limit = Duration::from_secs(10);
+/// let listener = Listener::bind(&channel, "localhost:0")?;
+/// let connecting = channel.resolve(listener.local_address())?.connect(new()?, b"")?;
+/// let accepted = listener.incoming(limit)?.prepare(new()?)?.accept(b"")?;
+/// let (here, here_id) = connecting.wait(limit)?.establish()?.into_parts();
+/// let (there, there_id) = accepted.wait(limit)?.into_parts();
+///
+/// drop(here); // the peer's requests fail from now on
+/// here_id.disconnect(b"bye")?;
+/// let End::Disconnected { private_data } = there_id.wait(limit)? else { panic!() };
+/// assert_eq!(private_data[..3], *b"bye");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+#[doc(alias = "rdma_cm_id")]
+pub struct ConnectionId {
+    handle: Handle,
+}
+
+impl ConnectionId {
+    /// Returns the identity that the connection's events have.
+    #[must_use]
+    pub const fn id(&self) -> IdToken {
+        self.handle.id()
+    }
+
+    /// Returns the reason in an event that ends this connection.
+    ///
+    /// # Errors
+    /// Returns the event if it belongs to another connection.
+    pub fn end(&self, event: Event) -> Result<End, Event> {
+        self.handle.take(event).map(end_of)
+    }
+
+    /// Waits until the peer disconnects or its process exits, for at most `limit`. Returns the reason, once.
+    ///
+    /// # Errors
+    /// Same errors as [`Connection::wait`].
+    pub fn wait(&self, limit: Duration) -> Result<End, Error> {
+        Ok(end_of(self.handle.wait(limit)?.happening))
+    }
+
+    /// Returns a file that becomes readable when the connection ends, or when a thread must process messages. When it is
+    /// readable, call [`wait`](Self::wait) with a limit of zero. Do not read from the file. It stays readable after the
+    /// end.
+    ///
+    /// For a connection of this host, it is the connection's socket. For others, the first call opens two files.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the process cannot open another file.
+    pub fn file(&self) -> Result<Arc<OwnedFd>, Error> {
+        self.handle.engine.file_of(self.handle.token)
+    }
+
+    /// Disconnects, with at most 220 bytes of private data. Does not wait for the peer.
+    ///
+    /// # Errors
+    /// [`Error::PrivateData`] if there is too much of it; the peer is then notified without private data.
+    #[doc(alias = "rdma_disconnect")]
+    pub fn disconnect(self, private_data: &[u8]) -> Result<(), Error> {
+        check_private_data("DREQ", private_data, Connection::MAX_PRIVATE_DATA)?;
+        self.handle.engine.disconnect(self.handle.token, private_data)
     }
 }
 

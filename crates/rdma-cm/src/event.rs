@@ -142,6 +142,7 @@ impl Happening {
 }
 
 /// A REQ that a listener received.
+#[derive(Debug)]
 pub(crate) struct Requested {
     /// The new connection.
     pub(crate) peer: IdToken,

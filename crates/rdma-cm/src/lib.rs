@@ -135,7 +135,7 @@ pub mod unmanaged;
 
 pub use active::{Connecting, Replied, Resolved};
 pub use channel::EventChannel;
-pub use connection::{Connection, Disconnecting, Ended};
+pub use connection::{Connection, ConnectionId, Disconnecting, Ended};
 pub use error::{End, Error};
 pub use event::{Event, EventKind, IdToken};
 pub use listener::{Accepted, Accepting, ConnectionRequest, Listener};

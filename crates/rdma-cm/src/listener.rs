@@ -111,6 +111,13 @@ impl ConnectionRequest {
         self.handle.id()
     }
 
+    /// Returns the peer's address. The port is 0 if the peer has none. On one host, the peer chooses the address.
+    #[doc(alias = "rdma_get_peer_addr")]
+    #[must_use]
+    pub const fn peer_address(&self) -> SocketAddr {
+        self.requested.route.destination
+    }
+
     /// Returns the peer's private data, of 56 bytes: padded with zeros.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {

@@ -2,8 +2,8 @@
 
 use rdma_cm::unmanaged::{self, Answered, Id, Parameters, Port, Route};
 use rdma_cm::{
-    Accepted, Accepting, Connecting, Connection, ConnectionRequest, Disconnecting, End, Ended,
-    Error, Event, EventChannel, EventKind, IdToken, Listener, Replied, Resolved, Step,
+    Accepted, Accepting, Connecting, Connection, ConnectionId, ConnectionRequest, Disconnecting,
+    End, Ended, Error, Event, EventChannel, EventKind, IdToken, Listener, Replied, Resolved, Step,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -29,6 +29,7 @@ fn channels_and_connections_go_to_any_thread() {
     send_sync::<Connecting>();
     send_sync::<Replied>();
     send_sync::<Connection>();
+    send_sync::<ConnectionId>();
     send_sync::<Disconnecting>();
     send_sync::<Ended>();
     send_sync::<Step<Connecting, Replied>>();

@@ -96,15 +96,25 @@ impl Files {
         Ok(keys.into_iter().filter(|&key| ![TIMER, WAKE].contains(&key)).collect())
     }
 
+    /// Creates a file that is readable while the sockets need a thread, or once the returned eventfd was set.
+    pub(super) fn watch(&self) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let file = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for part in [&self.inner, &bell] {
+            epoll::add(&file, part, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        }
+        Ok((file, bell))
+    }
+
     /// Ends the wait of the thread that waits, or the next wait.
     pub(super) fn wake(&self) {
-        let _ = write(&self.wake, &1_u64.to_ne_bytes());
+        set(&self.wake);
     }
 
     /// Sets whether events are queued.
     pub(super) fn set_queued(&self, is_queued: bool) {
         if is_queued {
-            let _ = write(&self.queued, &1_u64.to_ne_bytes());
+            set(&self.queued);
         } else {
             clear(&self.queued);
         }
@@ -125,6 +135,11 @@ impl AsFd for Files {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.outer.as_fd()
     }
+}
+
+/// Makes an eventfd readable.
+pub(super) fn set(file: &OwnedFd) {
+    let _ = write(file, &1_u64.to_ne_bytes());
 }
 
 /// Makes an eventfd or a timerfd unreadable.

@@ -13,8 +13,8 @@ use super::socket::send_mad;
 pub(super) enum Line {
     /// To a process of this host.
     Socket {
-        /// The socket, until the peer closes it.
-        socket: Option<OwnedFd>,
+        /// The socket, until the peer closes it. Shared with the program that polls it.
+        socket: Option<Arc<OwnedFd>>,
         /// The manager of this connection alone. So a message on one socket can neither name nor disturb the connection
         /// of another.
         manager: Box<Manager>,
@@ -24,7 +24,7 @@ pub(super) enum Line {
 }
 
 impl Line {
-    pub(super) const fn socket(&self) -> Option<&OwnedFd> {
+    pub(super) const fn socket(&self) -> Option<&Arc<OwnedFd>> {
         match self {
             Self::Socket { socket, .. } => socket.as_ref(),
             Self::Gateway(_) => None,

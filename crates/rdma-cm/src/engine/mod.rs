@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rdma_mem::{Context, Gid};
@@ -39,6 +39,9 @@ use crate::event::Happening;
 
 /// The next token, which is unique in the process.
 static NEXT: AtomicU64 = AtomicU64::new(FIRST_KEY);
+
+/// The engines that parts of the process share, each with its device's address.
+static SHARED: Mutex<Vec<(usize, Weak<Engine>)>> = Mutex::new(Vec::new());
 
 pub(crate) struct Engine {
     port: Port,
@@ -113,6 +116,21 @@ impl Engine {
             state: Mutex::default(),
             changed: Condvar::new(),
         }))
+    }
+
+    /// Returns the engine that the process shares for a device, and opens it if necessary.
+    pub(crate) fn shared(context: &Context) -> Result<Arc<Self>, Error> {
+        let device = context.device().as_raw().addr();
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.retain(|(_, engine)| engine.strong_count() > 0);
+        let of_device = shared.iter().filter(|(other, _)| *other == device);
+        let mut engines = of_device.filter_map(|(_, engine)| engine.upgrade());
+        if let Some(engine) = engines.find(|engine| engine.check_process().is_ok()) {
+            return Ok(engine);
+        }
+        let engine = Self::open(context)?;
+        shared.push((device, Arc::downgrade(&engine)));
+        Ok(engine)
     }
 
     pub(crate) fn context(&self) -> &Context {
@@ -231,6 +249,21 @@ impl Engine {
         Ok(())
     }
 
+    /// Returns a file that is readable once the connection has an event, or while a thread must process messages.
+    pub(crate) fn file_of(&self, token: u64) -> Result<Arc<OwnedFd>, Error> {
+        self.check_process()?;
+        let mut state = self.locked();
+        if let Some(file) = state.peers.get(&token).and_then(Peer::file) {
+            return Ok(Arc::clone(file));
+        }
+        let (file, bell) = self.files.watch().map_err(Error::system("watch a connection"))?;
+        let file = Arc::new(file);
+        if let Some(peer) = state.peers.get_mut(&token) {
+            peer.keep_file(Arc::clone(&file), bell);
+        }
+        Ok(file)
+    }
+
     /// Disconnects. Exactly one event follows, even if the connection has ended before.
     pub(crate) fn disconnect(&self, token: u64, private_data: &[u8]) -> Result<(), Error> {
         self.check_process()?;
@@ -267,10 +300,10 @@ impl Engine {
         self.wake(&state);
     }
 
-    /// Returns the next event, or the next one of `token`; `None` if there is none within the limit.
+    /// Returns the next event of a wanted listener or connection; `None` if there is none within the limit.
     pub(crate) fn next(
         &self,
-        token: Option<u64>,
+        wants: impl Fn(u64) -> bool,
         limit: Option<Duration>,
     ) -> Result<Option<(u64, Happening)>, Error> {
         self.check_process()?;
@@ -279,7 +312,7 @@ impl Engine {
         let mut ready = if state.has_waiter { Vec::new() } else { self.files.wait(NOW)? };
         loop {
             self.process(&mut state, &ready);
-            if let Some(found) = state.take(token) {
+            if let Some(found) = state.take(&wants) {
                 self.set_readable(&mut state);
                 return Ok(Some(found));
             }
@@ -376,6 +409,12 @@ impl Engine {
         let Some(peer) = state.peers.get(&token) else { return state.set_deadline(token, None) };
         let (listener, stage) = (peer.listener(), peer.stage);
         let (deadline, is_owned) = (peer.deadline(), peer.is_owned());
+        let peer_socket = peer.line.socket().map(Arc::clone);
+        if !events.is_empty() {
+            peer.ring();
+            // A thread that waits for an edge of the file is notified of each event.
+            state.is_readable = false;
+        }
         for event in events {
             let is_request = event.requester().is_some();
             let of = listener.filter(|_| is_request).unwrap_or(token);
@@ -385,6 +424,10 @@ impl Engine {
             self.end_half_open(state, listener, token);
         }
         state.set_deadline(token, deadline);
+        // The program may poll the socket, so this makes it readable for good.
+        if let Some(socket) = peer_socket.filter(|_| stage == peer::Stage::Over) {
+            self.files.remove(&socket);
+        }
         // A request that is withdrawn before the program receives it is not reported.
         if stage == peer::Stage::Over && (!is_owned || state.has_request(token)) {
             self.remove(state, token);
@@ -458,14 +501,9 @@ impl Engine {
 const NOW: Option<Duration> = Some(Duration::ZERO);
 
 impl State {
-    fn take(&mut self, token: Option<u64>) -> Option<(u64, Happening)> {
-        match token {
-            None => self.events.pop_front(),
-            Some(token) => {
-                let place = self.events.iter().position(|(of, _)| *of == token)?;
-                self.events.remove(place)
-            }
-        }
+    fn take(&mut self, wants: impl Fn(u64) -> bool) -> Option<(u64, Happening)> {
+        let place = self.events.iter().position(|(of, _)| wants(*of))?;
+        self.events.remove(place)
     }
 
     fn place_of_end(&self, token: u64) -> Option<usize> {

@@ -15,6 +15,7 @@ use rdma_proto::cm::{
 use rdma_qp::QueuePairEndpoint;
 use rustix::io::Errno;
 
+use super::files::set;
 use super::gateway::Gateway;
 use super::line::Line;
 use super::path::{Request, answer, claimed, ip_of, querier, requester};
@@ -97,6 +98,8 @@ pub(crate) struct Peer {
     pub(super) role: Role,
     id: CommId,
     from: Option<Address>,
+    /// The file that the program polls if there is no socket, and the eventfd that makes it readable.
+    watched: Option<(Arc<OwnedFd>, OwnedFd)>,
 }
 
 impl Peer {
@@ -110,7 +113,7 @@ impl Peer {
     ) -> Result<Self, Refusal> {
         let mut manager = Box::new(port.manager());
         let connected = request.send(&mut manager, now)?;
-        let line = Line::Socket { socket: Some(socket), manager };
+        let line = Line::Socket { socket: Some(Arc::new(socket)), manager };
         Ok(Self::connecting(token, line, request, &connected))
     }
 
@@ -135,7 +138,7 @@ impl Peer {
         line.send(req);
         let stage = if request.is_query() { Stage::Querying } else { Stage::Connecting };
         let from = Some(request.remote());
-        Self { token, line, stage, role: Role::Active(request), id: *id, from }
+        Self { token, line, stage, role: Role::Active(request), id: *id, from, watched: None }
     }
 
     /// Prepares for the REQ of an active end that has connected its socket to a listener.
@@ -148,7 +151,7 @@ impl Peer {
     ) -> Result<Self, Refusal> {
         let mut manager = Box::new(port.manager());
         manager.listen(service)?;
-        let line = Line::Socket { socket: Some(socket), manager };
+        let line = Line::Socket { socket: Some(Arc::new(socket)), manager };
         Ok(Self::passive(token, line, listener, bound))
     }
 
@@ -164,7 +167,15 @@ impl Peer {
 
     const fn passive(token: u64, line: Line, listener: u64, bound: Option<IpAddr>) -> Self {
         let role = Role::Passive { listener, bound, requester: None, has_asked: false };
-        Self { token, line, stage: Stage::Silent, role, id: CommId::NONE, from: None }
+        Self {
+            token,
+            line,
+            stage: Stage::Silent,
+            role,
+            id: CommId::NONE,
+            from: None,
+            watched: None,
+        }
     }
 
     /// Returns the local address and the ID of a connection to another host.
@@ -183,6 +194,26 @@ impl Peer {
     /// Returns true if the program has the connection, or an event with it.
     pub(super) const fn is_owned(&self) -> bool {
         matches!(self.role, Role::Active(_) | Role::Passive { has_asked: true, .. })
+    }
+
+    /// Returns the file that the program polls.
+    pub(super) fn file(&self) -> Option<&Arc<OwnedFd>> {
+        self.line.socket().or_else(|| self.watched.as_ref().map(|(file, _)| file))
+    }
+
+    /// Keeps the file that the program polls. `bell` makes it readable once an event was queued.
+    pub(super) fn keep_file(&mut self, file: Arc<OwnedFd>, bell: OwnedFd) {
+        self.watched = Some((file, bell));
+        if self.stage == Stage::Over {
+            self.ring();
+        }
+    }
+
+    /// Notifies the program that polls the connection.
+    pub(super) fn ring(&self) {
+        if let Some((_, bell)) = &self.watched {
+            set(bell);
+        }
     }
 
     /// Returns the deadline of a connection of this host.
