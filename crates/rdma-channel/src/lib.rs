@@ -56,6 +56,9 @@
 //!
 //! `serde` (off by default): makes [`PeerRemoteMemoryRegion`] serializable, and enables the same feature in rdma-qp and
 //! rdma-mem. Also encodes values in messages (`Messages::send_value`).
+//!
+//! `cm` (off by default): connects channels and servers by rdma_cm (`Channel::connect_cm`, `ChannelBuilder::listen_cm`,
+//! `ServerBuilder::bind_cm`), also to C programs that use librdmacm.
 
 mod channel;
 mod deadline;

@@ -6,6 +6,9 @@ pub(crate) mod address;
 pub(crate) mod builder;
 mod client;
 pub(crate) mod clients;
+#[cfg(feature = "cm")]
+pub(crate) mod cm;
 pub(crate) mod files;
 pub(crate) mod incoming;
 pub(crate) mod listener;
+pub(crate) mod source;

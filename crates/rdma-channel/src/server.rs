@@ -17,17 +17,19 @@ use rdma_qp::PollSlot;
 use self::builder::{ServerBuilder, ServerOptions};
 use self::event::{LeftReason, ServerError, ServerEvent};
 use self::lent::Lent;
-use self::peers::{Peer, Peers};
+use self::peers::{Peer, Peers, Tie};
 use self::queues::{PeerQueuePair, ServerQueues};
 use self::receives::OwnReceives;
 use self::waker::Waker;
 use crate::deadline::{Deadline, NO_LIMIT, Next};
 use crate::ledger::watch::notice_silence;
 use crate::limits::Limits;
-use crate::rendezvous::clients::Listening;
 use crate::rendezvous::files::{Added, EventFlags, Files};
+use crate::rendezvous::source::Source;
 
 pub(crate) mod builder;
+#[cfg(feature = "cm")]
+mod cm;
 mod completions;
 pub(crate) mod event;
 mod lent;
@@ -118,7 +120,7 @@ pub(crate) mod waker;
 #[doc(alias("ibv_create_srq", "ibv_post_srq_recv"))]
 pub struct Server {
     /// Dropped first, so that memory is returned only after the last queue pair that may use it is destroyed.
-    clients: Listening<ServerQueues>,
+    clients: Source<ServerQueues>,
     lent: Lent,
     own: OwnReceives,
     peers: Peers,
@@ -142,6 +144,9 @@ pub struct Server {
     failure: Option<ConnectError>,
     /// The number of completions that matched no request.
     unmatched: u64,
+    /// The messages of clients by rdma_cm that have not joined yet.
+    #[cfg(feature = "cm")]
+    early: cm::Early,
 }
 
 /// Completions polled per call.
@@ -183,7 +188,7 @@ impl Server {
     fn of(
         queues: ServerQueues,
         options: ServerOptions,
-        addresses: &[SocketAddr],
+        connect: impl FnOnce(ServerQueues, &Files) -> Result<Source<ServerQueues>, ConnectError>,
     ) -> Result<Self, ConnectError> {
         let failed = |source: rustix::io::Errno| {
             let tried = "preparing to wait for clients".into();
@@ -193,8 +198,7 @@ impl Server {
             (Lent::new(queues.receives.shared().cloned()), Peers::new(options.max_peers));
         let pool = BufferPool::without_windows(&options.pd, options.receive_bytes().min(REGION));
         let (files, waker) = (Files::new()?, Waker::new().map_err(failed)?);
-        let timeout = options.rendezvous_timeout;
-        let clients = Listening::new(queues, timeout, addresses, files.clone())?;
+        let clients = connect(queues, &files)?;
         let mut server = Self {
             clients,
             lent,
@@ -213,6 +217,8 @@ impl Server {
             events: VecDeque::new(),
             failure: None,
             unmatched: 0,
+            #[cfg(feature = "cm")]
+            early: cm::Early::default(),
         };
         let Self { files, clients, waker, .. } = &server;
         let completions = clients.maker().cq.channel();
@@ -251,7 +257,7 @@ impl Server {
     /// they joined.
     #[must_use]
     pub fn refused(&self) -> u64 {
-        self.clients.refused
+        self.clients.refused()
     }
 
     /// The number of half-open clients dropped so far, like
@@ -474,8 +480,17 @@ impl Server {
     /// Lets connected clients join until the server is full.
     fn join_clients(&mut self) -> Result<(), ServerError> {
         while self.peers.has_room() {
-            let Some(client) = self.clients.take() else { break };
-            self.join(client)?;
+            match &mut self.clients {
+                Source::Tcp(clients) => match clients.take() {
+                    Some(client) => self.join(client)?,
+                    None => break,
+                },
+                #[cfg(feature = "cm")]
+                Source::Cm(clients) => match clients.take() {
+                    Some(client) => self.join_cm(client)?,
+                    None => break,
+                },
+            }
         }
         Ok(())
     }
@@ -493,11 +508,21 @@ impl Server {
             }
         };
         let Candidate { end, address, greeting, .. } = client;
-        let user_bytes = greeting.user_bytes;
-        self.peers.join(Peer::new(end, stream));
+        self.seat(id, (end, Tie::Stream(stream)), (address, greeting.user_bytes), lacking);
+        Ok(())
+    }
+
+    /// Adds a client that has joined. This number of its receives could not be posted for lack of memory.
+    fn seat(
+        &mut self,
+        id: PeerId,
+        (end, tie): (PeerQueuePair, Tie),
+        (address, user_bytes): (SocketAddr, Box<[u8]>),
+        lacking: u32,
+    ) {
+        self.peers.join(Peer::new(end, tie));
         (0..lacking).for_each(|_| self.own.owe(id));
         self.events.push_back(ServerEvent::Joined { peer: id, address, user_bytes });
-        Ok(())
     }
 
     /// Accepts a client, which gets this ID. Returns its stream, and the number of receives that could not be posted

@@ -161,11 +161,7 @@ impl Client {
                          `rendezvous_timeout`"
                     )
                 } else {
-                    format!(
-                        "answer from the server at {address}: check that it calls `incoming` or \
-                         `accept`, or `next` of a `Server`. If it is busy, or other clients fill \
-                         its backlog, raise `rendezvous_timeout` or try again"
-                    )
+                    awaited_answer(address)
                 }
             }
             _ => return ConnectError::Io { tried: format!("{tried} {address}"), source },
@@ -187,4 +183,12 @@ impl Client {
             other => ConnectError::Garbled { address, what: other.to_string() },
         }
     }
+}
+
+/// Returns the description of the server's answer for the error of a client that did not receive it.
+pub(crate) fn awaited_answer(address: SocketAddr) -> String {
+    format!(
+        "answer from the server at {address}: check that it calls `incoming` or `accept`, or `next` of a `Server`. If it \
+         is busy, or other clients fill its backlog, raise `rendezvous_timeout` or try again"
+    )
 }

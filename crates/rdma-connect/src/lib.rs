@@ -9,6 +9,7 @@
 //! | the client | [`Dial`], the addresses to try, and [`Client`], its side of the conversation |
 //! | the server | [`Clients`], which tracks each client from its first byte until the program takes it as a [`Candidate`] |
 //! | messages | [`messaging`], the part that both drivers of messages and streams share |
+//! | rdma_cm | the module `cm` (feature `cm`): private data and errors |
 //! | both | [`Greeting`], the data that an end sends to the other end's program; [`KeepAlive`], which detects a silent peer |
 //!
 //! No type here has a socket, a clock or a thread. A driver passes in the time and the received bytes, and sends the
@@ -19,6 +20,8 @@
 
 mod client;
 mod clients;
+#[cfg(feature = "cm")]
+pub mod cm;
 mod counters;
 mod dial;
 mod error;

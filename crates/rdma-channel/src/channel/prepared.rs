@@ -38,13 +38,19 @@ use crate::limits::Limits;
 #[derive(Debug)]
 pub struct PreparedChannel {
     pub(crate) qp: PreparedQueuePair,
-    pub(crate) cq: CompletionQueue,
+    pub(crate) rest: ChannelParts,
+}
+
+/// The parts of a channel without its queue pair.
+#[derive(Debug)]
+pub(crate) struct ChannelParts {
+    cq: CompletionQueue,
     /// The requested sizes of the queues. The completion queue is large enough for both.
-    pub(crate) asked: Asked,
+    asked: Asked,
     /// The maximum size of inline data that the program requested, in bytes.
     inline: u32,
-    pub(crate) limits: Limits,
-    pub(crate) pd: ProtectionDomain,
+    limits: Limits,
+    pd: ProtectionDomain,
     watch: Option<(Arc<OwnedFd>, Duration)>,
 }
 
@@ -55,7 +61,7 @@ impl PreparedChannel {
         let qp = options.queue_pair(&cq)?;
         let (asked, limits, pd) = options.parts();
         let (inline, watch) = (options.inline(), options.watch.clone());
-        Ok(Self { qp, cq, asked, inline, limits, pd, watch })
+        Ok(Self { qp, rest: ChannelParts { cq, asked, inline, limits, pd, watch } })
     }
 
     /// The endpoint of this channel, which the peer needs to connect.
@@ -77,7 +83,7 @@ impl PreparedChannel {
     /// Same errors as [`PreparedQueuePair::handshake`], and the provider's error if the buffers for [inline
     /// data](crate::ChannelBuilder::max_inline_data) cannot be registered.
     pub fn handshake(self, peer: QueuePairEndpoint) -> Result<Channel, Error> {
-        self.connected(|qp| qp.handshake(peer))
+        self.rest.channel(self.qp.handshake(peer)?)
     }
 
     /// The attributes that [`handshake`](Self::handshake) would use.
@@ -94,15 +100,14 @@ impl PreparedChannel {
     /// Same errors as [`PreparedQueuePair::connect`], and the provider's error if the buffers for [inline
     /// data](crate::ChannelBuilder::max_inline_data) cannot be registered.
     pub fn connect(self, attributes: ConnectAttributes) -> Result<Channel, Error> {
-        self.connected(|qp| qp.connect(attributes))
+        self.rest.channel(self.qp.connect(attributes)?)
     }
+}
 
-    fn connected(
-        self,
-        connect: impl FnOnce(PreparedQueuePair) -> Result<QueuePair, Error>,
-    ) -> Result<Channel, Error> {
-        let Self { qp, cq, asked, inline, limits, pd, watch } = self;
-        let qp = connect(qp)?;
+impl ChannelParts {
+    /// Creates a channel with a connected queue pair.
+    pub(crate) fn channel(self, qp: QueuePair) -> Result<Channel, Error> {
+        let Self { cq, asked, inline, limits, pd, watch } = self;
         let given = qp.capabilities().max_inline_data;
         let mut channel = Channel { ledger: Ledger::new(cq, vec![Some(qp)], asked, limits, pd) };
         channel.ledger.provide_copies(inline, given)?;

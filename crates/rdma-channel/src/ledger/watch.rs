@@ -7,7 +7,9 @@ use std::process;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdma_connect::{CloseReason, Farewell, KeepAlive};
+use rdma_connect::{CloseReason, Farewell, KeepAlive, Until};
+#[cfg(feature = "cm")]
+use rdma_connect::{ConnectError, cm};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, Shutdown, getpeername, recv, send, shutdown, sockopt};
 
@@ -17,8 +19,7 @@ pub(crate) struct Watch {
     stream: Arc<OwnedFd>,
     /// `None` if only the peer watches the stream.
     limit: Option<Duration>,
-    /// Whether this is the stream of the rendezvous. If so, both ends send a farewell before they close it.
-    is_of_rendezvous: bool,
+    origin: Origin,
     /// The process that created the watch. A forked child shares the stream and must not write to it.
     process: u32,
     last_check: Cell<Option<Instant>>,
@@ -31,28 +32,56 @@ pub(crate) struct Watch {
     farewell: Cell<Option<Farewell>>,
 }
 
+/// The origin of a stream.
+#[derive(Debug)]
+enum Origin {
+    /// The rendezvous. Both ends send a farewell before they close the stream.
+    Rendezvous,
+    /// The program.
+    Program,
+    /// A connection by rdma_cm to this address. The stream is the connection's file. The ID is taken when the watch is
+    /// dropped.
+    #[cfg(feature = "cm")]
+    Cm(Option<rdma_cm::ConnectionId>, SocketAddr),
+}
+
 /// The minimum time between two checks of the stream by a channel that does not sleep.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 impl Watch {
     /// Keeps the stream of a rendezvous, and watches it if there is a limit.
     pub(crate) fn of_rendezvous(stream: &Arc<OwnedFd>, limit: Option<Duration>) -> Self {
-        Self::new(stream, limit, true)
+        Self::new(stream, limit, Origin::Rendezvous)
     }
 
     /// Watches a stream that belongs to the program.
     pub(crate) fn of_program(stream: &Arc<OwnedFd>, limit: Duration) -> Self {
-        Self::new(stream, Some(limit), false)
+        Self::new(stream, Some(limit), Origin::Program)
     }
 
-    fn new(stream: &Arc<OwnedFd>, limit: Option<Duration>, is_of_rendezvous: bool) -> Self {
+    /// Keeps a connection by rdma_cm, and watches it if there is a limit.
+    ///
+    /// # Errors
+    /// [`ConnectError::Io`] if the process cannot open the connection's file.
+    #[cfg(feature = "cm")]
+    pub(crate) fn of_cm(
+        id: rdma_cm::ConnectionId,
+        address: SocketAddr,
+        limit: Option<Duration>,
+    ) -> Result<Self, ConnectError> {
+        let failed = |error| cm::failed(error, || format!("watching the connection to {address}"));
+        let file = id.file().map_err(failed)?;
+        Ok(Self::new(&file, limit, Origin::Cm(Some(id), address)))
+    }
+
+    fn new(stream: &Arc<OwnedFd>, limit: Option<Duration>, origin: Origin) -> Self {
         if let Some(limit) = limit {
             notice_silence(stream, limit);
         }
         Self {
             stream: Arc::clone(stream),
             limit,
-            is_of_rendezvous,
+            origin,
             process: process::id(),
             last_check: Cell::default(),
             gone: Cell::default(),
@@ -87,33 +116,58 @@ impl Watch {
         self.own_farewell.set(own_farewell);
     }
 
-    /// Returns the stream for a thread that waits without the ledger.
-    pub(crate) fn shared_stream(&self) -> Arc<OwnedFd> {
-        Arc::clone(&self.stream)
+    /// Returns the stream for a thread that waits without the ledger, and the events to poll it for.
+    pub(crate) fn shared_stream(&self) -> (Arc<OwnedFd>, PollFlags) {
+        (Arc::clone(&self.stream), self.events())
     }
 
-    /// Returns the address of the other end of a stream of a rendezvous.
+    /// Returns the address of the other end of a rendezvous.
     pub(crate) fn peer_addr(&self) -> Option<SocketAddr> {
-        getpeername(&*self.stream).ok()??.try_into().ok().filter(|_| self.is_of_rendezvous)
+        match self.origin {
+            Origin::Rendezvous => getpeername(&*self.stream).ok()??.try_into().ok(),
+            Origin::Program => None,
+            #[cfg(feature = "cm")]
+            Origin::Cm(_, address) => Some(address),
+        }
     }
 
     pub(crate) fn stream(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 
-    /// Returns the stream and the events to poll it for. Bytes that arrive on the stream cause no wake-up.
-    pub(crate) fn file(&self) -> PollFd<'_> {
-        PollFd::from_borrowed_fd(self.stream(), PollFlags::RDHUP)
+    /// Returns the events to poll the stream for. Bytes that arrive on a stream of TCP cause no wake-up. Messages of
+    /// rdma_cm do, because no other thread may process them.
+    const fn events(&self) -> PollFlags {
+        match self.origin {
+            Origin::Rendezvous | Origin::Program => PollFlags::RDHUP,
+            #[cfg(feature = "cm")]
+            Origin::Cm(..) => PollFlags::RDHUP.union(PollFlags::IN),
+        }
     }
 
-    /// Records the result of a poll. Returns true if the stream has ended.
+    /// Returns the stream and the events to poll it for.
+    pub(crate) fn file(&self) -> PollFd<'_> {
+        PollFd::from_borrowed_fd(self.stream(), self.events())
+    }
+
+    /// Records the result of a poll. Returns true if the peer is gone.
     pub(crate) fn note(&self, polled: &PollFd<'_>) -> bool {
-        let end = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        let end = self.events() | PollFlags::HUP | PollFlags::ERR;
         if polled.revents().intersects(end) && self.gone().is_none() {
             let limit = self.limit.unwrap_or_default();
-            let (reason, farewell) = end_of(&self.stream, self.is_of_rendezvous, limit);
-            self.gone.set(Some(reason));
-            self.farewell.set(farewell);
+            let ended = match &self.origin {
+                Origin::Rendezvous => Some(end_of(&self.stream, true, limit)),
+                Origin::Program => Some(end_of(&self.stream, false, limit)),
+                #[cfg(feature = "cm")]
+                Origin::Cm(id, _) => {
+                    let end = id.as_ref().and_then(|id| id.wait(Duration::ZERO).ok());
+                    end.map(|end| cm::gone(&end))
+                }
+            };
+            if let Some((reason, farewell)) = ended {
+                self.gone.set(Some(reason));
+                self.farewell.set(farewell);
+            }
         }
         self.gone().is_some()
     }
@@ -130,18 +184,33 @@ impl Watch {
 
     /// Waits for at most `limit` for the stream to end.
     pub(crate) fn wait_for_end(&self, limit: Duration) {
-        let mut files = [self.file()];
-        let limit = Timespec::try_from(limit).ok();
-        if let Ok(1..) = poll(&mut files, limit.as_ref()) {
-            self.note(&files[0]);
+        let until = Until::after(Instant::now(), limit);
+        loop {
+            let left = until.left(Instant::now());
+            let mut files = [self.file()];
+            let is_ready =
+                matches!(poll(&mut files, Timespec::try_from(left).ok().as_ref()), Ok(1..));
+            if !is_ready || self.note(&files[0]) || left.is_zero() {
+                return;
+            }
         }
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        if self.is_of_rendezvous && self.process == process::id() && self.gone().is_none() {
-            send_farewell(&self.stream, &self.own_farewell.get());
+        let is_open = self.process == process::id() && self.gone().is_none();
+        match &mut self.origin {
+            Origin::Rendezvous if is_open => {
+                send_farewell(&self.stream, &self.own_farewell.get());
+            }
+            #[cfg(feature = "cm")]
+            Origin::Cm(id, _) if is_open => {
+                let farewell = self.own_farewell.get().to_frame();
+                // If this fails, the ID is dropped, which disconnects, too.
+                let _ = id.take().map(|id| id.disconnect(&farewell));
+            }
+            _ => {}
         }
     }
 }

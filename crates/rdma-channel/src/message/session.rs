@@ -466,8 +466,8 @@ struct Files {
     events: CompletionChannel,
     /// Ends a sleep when another thread has ended the connection.
     waker: Waker,
-    /// The stream of a watched peer.
-    stream: Option<Arc<OwnedFd>>,
+    /// The stream of a watched peer, and the events to poll it for.
+    stream: Option<(Arc<OwnedFd>, PollFlags)>,
 }
 
 /// The reason that a sleep has ended.
@@ -505,8 +505,8 @@ impl Files {
             PollFd::new(&self.events, PollFlags::empty()),
         ];
         let count = match self.stream.as_ref().filter(|_| watched) {
-            Some(stream) => {
-                files[2] = PollFd::new(&**stream, PollFlags::RDHUP);
+            Some((stream, events)) => {
+                files[2] = PollFd::new(&**stream, *events);
                 3
             }
             None => 2,

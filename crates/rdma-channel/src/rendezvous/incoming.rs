@@ -3,11 +3,17 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+#[cfg(feature = "cm")]
+use rdma_cm::ConnectionRequest;
 use rdma_connect::{Candidate, ConnectError, Greeting};
 use tracing::field::display;
 
+#[cfg(feature = "cm")]
+use super::cm::accept;
 use super::files::Added;
+use super::source::Source;
 use crate::channel::Channel;
+use crate::channel::options::Options;
 use crate::ledger::watch::Watch;
 
 /// A client of a [`ChannelListener`](crate::ChannelListener) that waits for `accept` or `reject`.
@@ -58,23 +64,52 @@ use crate::ledger::watch::Watch;
 #[must_use = "a client that is dropped is notified that it was rejected"]
 #[derive(Debug)]
 pub struct Incoming<'l> {
-    pub(super) refused: &'l mut u64,
-    pub(super) client: Candidate<Added, Channel>,
+    pub(super) clients: &'l mut Source<Options>,
+    pub(super) client: Arrived,
     pub(super) watch: Option<Duration>,
+}
+
+/// A client, by the kind of its rendezvous.
+#[derive(Debug)]
+pub(super) enum Arrived {
+    Tcp(Box<Candidate<Added, Channel>>),
+    /// A request. Its queue pair is not connected yet. The client has `limit` to confirm the connection.
+    #[cfg(feature = "cm")]
+    Cm {
+        request: ConnectionRequest,
+        user_bytes: Box<[u8]>,
+        limit: Duration,
+    },
+}
+
+#[cfg(feature = "cm")]
+impl Arrived {
+    pub(super) fn cm(request: ConnectionRequest, limit: Duration) -> Self {
+        let user_bytes = rdma_connect::cm::decode(request.private_data()).0.into();
+        Self::Cm { request, user_bytes, limit }
+    }
 }
 
 impl Incoming<'_> {
     /// The address from which the client connected.
     #[must_use]
     pub const fn peer_addr(&self) -> SocketAddr {
-        self.client.address
+        match &self.client {
+            Arrived::Tcp(client) => client.address,
+            #[cfg(feature = "cm")]
+            Arrived::Cm { request, .. } => request.peer_address(),
+        }
     }
 
     /// The client's [`user_bytes`](crate::ChannelBuilder::user_bytes); empty if the client sent none. The client's
     /// identity has not been checked.
     #[must_use]
     pub fn user_bytes(&self) -> &[u8] {
-        &self.client.greeting.user_bytes
+        match &self.client {
+            Arrived::Tcp(client) => &client.greeting.user_bytes,
+            #[cfg(feature = "cm")]
+            Arrived::Cm { user_bytes, .. } => user_bytes,
+        }
     }
 
     /// Accepts the client, whose [`connect`](crate::ChannelBuilder::connect) returns these bytes (at most 1,024). This
@@ -89,13 +124,24 @@ impl Incoming<'_> {
     /// operations of the channel fail later.
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, user_bytes: &[u8]) -> Result<Channel, ConnectError> {
+        let Self { clients, client, watch } = self;
+        let mut client = match client {
+            Arrived::Tcp(client) => client,
+            #[cfg(feature = "cm")]
+            Arrived::Cm { request, limit, .. } => {
+                let client = request.peer_address();
+                let _span = tracing::debug_span!("accept", %client).entered();
+                let accepted = accept(clients.maker(), request, user_bytes, (limit, watch));
+                return accepted.inspect_err(|error| clients.refuse(format!("{client}: {error}")));
+            }
+        };
         ConnectError::check_user_bytes(user_bytes)?;
-        let Self { refused, mut client, watch } = self;
         let qpn = client.end.qpn().map(display);
         let _span = tracing::debug_span!("accept", client = %client.address, qpn).entered();
         let watches = watch.is_some();
         let greeting = Greeting { user_bytes: user_bytes.into(), watches, talks: false };
-        let stream = client.accept(greeting).inspect_err(|_| *refused += 1)?;
+        let stream =
+            client.accept(greeting).inspect_err(|error| clients.refuse(error.to_string()))?;
         if client.greeting.watches || watches {
             client.end.ledger.watch = Some(Box::new(Watch::of_rendezvous(stream.stream(), watch)));
         }
@@ -105,7 +151,11 @@ impl Incoming<'_> {
     /// Rejects the client. Its `connect` fails with [`ConnectError::Rejected`], which contains the first 1,024 bytes of
     /// this reason.
     #[doc(alias = "rdma_reject")]
-    pub fn reject(mut self, why: &str) {
-        self.client.reject(why);
+    pub fn reject(self, why: &str) {
+        match self.client {
+            Arrived::Tcp(mut client) => client.reject(why),
+            #[cfg(feature = "cm")]
+            Arrived::Cm { request, .. } => rdma_connect::cm::reject(request, why, false),
+        }
     }
 }

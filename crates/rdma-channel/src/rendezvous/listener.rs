@@ -7,8 +7,11 @@ use rdma_connect::{ConnectError, MakeEnds, NoEnd, StreamAddresses, Until};
 use rdma_qp::QueuePairEndpoint;
 
 use super::clients::Listening;
+#[cfg(feature = "cm")]
+use super::cm::{accept_next, next_request};
 use super::files::Files;
-use super::incoming::Incoming;
+use super::incoming::{Arrived, Incoming};
+use super::source::Source;
 use crate::channel::Channel;
 use crate::channel::options::{Options, RendezvousOptions};
 use crate::channel::prepared::PreparedChannel;
@@ -84,9 +87,9 @@ use crate::channel::prepared::PreparedChannel;
 /// ```
 #[derive(Debug)]
 pub struct ChannelListener {
-    clients: Listening<Options>,
-    user_bytes: Box<[u8]>,
-    watch: Option<Duration>,
+    pub(super) clients: Source<Options>,
+    pub(super) user_bytes: Box<[u8]>,
+    pub(super) watch: Option<Duration>,
 }
 
 /// Turns each client into a channel with these options.
@@ -132,7 +135,7 @@ impl ChannelListener {
         drop(PreparedChannel::new(&options)?);
         let RendezvousOptions { user_bytes, timeout, watch } = rendezvous;
         Ok(Self {
-            clients: Listening::new(options, timeout, addresses, Files::new()?)?,
+            clients: Source::Tcp(Listening::new(options, timeout, addresses, Files::new()?)?),
             user_bytes,
             watch,
         })
@@ -152,6 +155,10 @@ impl ChannelListener {
     /// Same errors as [`incoming`](Self::incoming).
     #[doc(alias = "rdma_accept")]
     pub fn accept(&mut self) -> Result<Channel, ConnectError> {
+        #[cfg(feature = "cm")]
+        if let Source::Cm(clients) = &mut self.clients {
+            return accept_next(clients, self.watch);
+        }
         let answer = self.user_bytes.clone();
         loop {
             match self.incoming(None)?.accept(&answer) {
@@ -178,26 +185,28 @@ impl ChannelListener {
     pub fn incoming(&mut self, limit: Option<Duration>) -> Result<Incoming<'_>, ConnectError> {
         let limit = limit.unwrap_or(Duration::MAX);
         let until = Until::after(Instant::now(), limit);
-        let clients = &mut self.clients;
+        let watch = self.watch;
         loop {
-            clients.update_taking()?;
-            clients.serve(until)?;
-            if let Some(client) = clients.take() {
-                let (refused, watch) = (&mut self.clients.refused, self.watch);
-                return Ok(Incoming { refused, client, watch });
+            let client = match &mut self.clients {
+                Source::Tcp(clients) => {
+                    clients.update_taking()?;
+                    clients.serve(until)?;
+                    clients.take().map(|client| Arrived::Tcp(Box::new(client)))
+                }
+                #[cfg(feature = "cm")]
+                Source::Cm(clients) => {
+                    let request = next_request(clients, until)?;
+                    request.map(|request| Arrived::cm(request, clients.limit()))
+                }
+            };
+            if let Some(client) = client {
+                return Ok(Incoming { clients: &mut self.clients, client, watch });
             }
-            if let Some(failure) = clients.take_failure() {
+            if let Some(failure) = self.clients.take_failure() {
                 return Err(failure);
             }
             if until.is_over(Instant::now()) {
-                let address = clients.address();
-                let awaited = match clients.last_refused() {
-                    None => format!("client at {address}: check that one connects to this address"),
-                    Some(last) => {
-                        format!("valid client at {address}; the last refused client: {last}")
-                    }
-                };
-                return Err(ConnectError::Timeout { limit, awaited });
+                return Err(self.clients.timed_out(limit));
             }
         }
     }
@@ -206,7 +215,7 @@ impl ChannelListener {
     /// them. Clients that the program rejected do not count.
     #[must_use]
     pub fn refused(&self) -> u64 {
-        self.clients.refused
+        self.clients.refused()
     }
 
     /// The number of half-open clients dropped so far. Each had to make room for another client, or its

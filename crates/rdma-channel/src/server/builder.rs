@@ -12,6 +12,8 @@ use super::queues::ServerQueues;
 use crate::channel::builder::ChannelBuilder;
 use crate::limits::Limits;
 use crate::rendezvous::address::resolve;
+use crate::rendezvous::clients::Listening;
+use crate::rendezvous::source::Source;
 
 /// Creates a [`Server`]. The options of its connections are the same as those of a channel. By default, all clients
 /// share the receives if the device supports that.
@@ -138,6 +140,15 @@ impl<'a> ServerBuilder<'a> {
     pub fn bind(self, addr: impl ToSocketAddrs) -> Result<Server, ConnectError> {
         ConnectError::check_user_bytes(&self.rendezvous.user_bytes)?;
         let addresses = resolve(addr)?;
+        let (queues, options) = self.parts()?;
+        let timeout = options.rendezvous_timeout;
+        Server::of(queues, options, |queues, files| {
+            Listening::new(queues, timeout, &addresses, files.clone()).map(Source::Tcp)
+        })
+    }
+
+    /// Creates the server's queues. Also returns the options that the server keeps.
+    pub(super) fn parts(self) -> Result<(ServerQueues, ServerOptions), ConnectError> {
         let Self { options, rendezvous, server, .. } = self;
         let knobs = [
             ("max_peers", u64::from(server.max_peers)),
@@ -161,6 +172,6 @@ impl<'a> ServerBuilder<'a> {
             rendezvous_timeout: rendezvous.timeout,
             watch: server.watch,
         };
-        Server::of(ServerQueues::new(options, server)?, kept, &addresses)
+        Ok((ServerQueues::new(options, server)?, kept))
     }
 }

@@ -2,6 +2,8 @@
 
 use rdma_connect::{FailedWork, Operation, PeerId, TransportError};
 use rdma_mem::Buffer;
+#[cfg(not(feature = "cm"))]
+use rdma_qp::Qpn;
 use rdma_qp::{WcOpcode, WorkCompletion, WorkError, WorkErrorClass, WorkResult};
 
 use super::Server;
@@ -9,6 +11,29 @@ use super::event::ServerEvent;
 use super::lent::Request;
 use super::peers::Peer;
 use super::queues::PeerQueuePair;
+
+/// A completed receive.
+#[derive(Debug)]
+pub(super) struct Received {
+    buffer: Buffer,
+    length: usize,
+    immediate: Option<u32>,
+    is_write: bool,
+}
+
+impl Received {
+    /// Returns the event of a receive from this client.
+    pub(super) fn event(self, peer: PeerId) -> ServerEvent {
+        let Self { buffer, length, immediate, is_write } = self;
+        match immediate {
+            Some(immediate) if is_write => ServerEvent::Written { peer, length, immediate },
+            _ => {
+                let length = length.min(buffer.len());
+                ServerEvent::Message { peer, buffer, length, immediate }
+            }
+        }
+    }
+}
 
 impl Server {
     /// Polls completions once, and handles them. Returns their number.
@@ -38,19 +63,15 @@ impl Server {
         match (self.lent.complete(completion.wr_id()), completion.result()) {
             (Some(Request::Receive(owner, buffer)), Ok(success)) => {
                 owner.inspect(|&peer| self.own.owe(peer));
-                // A client that has not joined yet does not know that it may send, so its messages are dropped.
-                let Some(peer) = self.peers.of(completion.qpn()) else { return };
                 let length = success.scattered_bytes().unwrap_or(0);
                 let immediate = success.immediate_data();
-                self.events.push_back(match immediate {
-                    Some(immediate) if success.opcode() == WcOpcode::RECV_RDMA_WITH_IMM => {
-                        ServerEvent::Written { peer, length, immediate }
-                    }
-                    _ => {
-                        let length = length.min(buffer.len());
-                        ServerEvent::Message { peer, buffer, length, immediate }
-                    }
-                });
+                let is_write = success.opcode() == WcOpcode::RECV_RDMA_WITH_IMM;
+                let received = Received { buffer, length, immediate, is_write };
+                match self.peers.of(completion.qpn()) {
+                    Some(peer) => self.events.push_back(received.event(peer)),
+                    // By TCP, a client that has not joined yet does not know that it may send.
+                    None => self.received_early(completion.qpn(), received),
+                }
             }
             (Some(Request::Receive(owner, buffer)), Err(error)) => {
                 if owner.is_some() {
@@ -69,6 +90,10 @@ impl Server {
             (None, _) => self.unmatched += 1,
         }
     }
+
+    /// Drops a message of a client that has not joined.
+    #[cfg(not(feature = "cm"))]
+    fn received_early(&self, _: Qpn, _: Received) {}
 
     /// Handles a completed send to a client. `buffer` is returned to the program.
     fn sent(&mut self, peer: PeerId, buffer: Option<Buffer>, result: WorkResult) {

@@ -20,6 +20,9 @@ pub(super) struct Peers {
     places: Vec<PeerEntry>,
     free: Vec<usize>,
     by_qpn: HashMap<Qpn, usize>,
+    /// The clients that have connected by rdma_cm.
+    #[cfg(feature = "cm")]
+    by_id: HashMap<rdma_cm::IdToken, usize>,
     /// The places of clients whose connections are being ended.
     leaving: Vec<usize>,
     most: u32,
@@ -34,13 +37,30 @@ struct PeerEntry {
     peer: Option<Peer>,
 }
 
+/// The connection that shows whether a client is gone.
+#[derive(Debug)]
+pub(super) enum Tie {
+    Stream(Added),
+    #[cfg(feature = "cm")]
+    Cm(rdma_cm::ConnectionId),
+}
+
+impl Tie {
+    /// Sends this end's farewell, unless this is a forked child. A connection by rdma_cm sends it when it is dropped.
+    fn send_farewell(&self) {
+        if let Self::Stream(stream) = self {
+            stream.send_farewell();
+        }
+    }
+}
+
 /// A client and its connection.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) end: PeerQueuePair,
     pub(super) address: Option<PeerAddress>,
-    /// The stream to the client. It is watched until it is dropped.
-    stream: Option<Added>,
+    /// The connection that is watched until it is dropped.
+    tie: Option<Tie>,
     /// The number of sends that the device holds.
     pub(super) outstanding: u32,
     /// The time from which the next completion of a send is awaited: the last completion or, if no sends were
@@ -53,12 +73,12 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn new(end: PeerQueuePair, stream: Added) -> Self {
+    pub(super) fn new(end: PeerQueuePair, tie: Tie) -> Self {
         let address = end.qp.peer().map(PeerAddress::from);
         Self {
             end,
             address,
-            stream: Some(stream),
+            tie: Some(tie),
             outstanding: 0,
             since: None,
             wants_room: false,
@@ -87,8 +107,10 @@ impl Peer {
 
     /// Returns why the client's stream ended.
     pub(super) fn gone(&self, limit: Duration) -> CloseReason {
-        let stream = self.stream.as_ref();
-        stream.map_or(CloseReason::Died, |stream| end_of(stream.stream(), true, limit).0)
+        match &self.tie {
+            Some(Tie::Stream(stream)) => end_of(stream.stream(), true, limit).0,
+            _ => CloseReason::Died,
+        }
     }
 
     /// Returns true if the client's connection can be ended now.
@@ -131,6 +153,10 @@ impl Peers {
     pub(super) fn join(&mut self, peer: Peer) {
         if let Some(index) = self.free.pop() {
             self.by_qpn.insert(peer.end.qp.qpn(), index);
+            #[cfg(feature = "cm")]
+            if let Some(Tie::Cm(id)) = &peer.tie {
+                self.by_id.insert(id.id(), index);
+            }
             self.place(index).peer = Some(peer);
         }
     }
@@ -199,17 +225,28 @@ impl Peers {
         self.by_qpn.get(&qpn).and_then(|&index| self.id(index))
     }
 
+    /// Returns the client with this connection by rdma_cm.
+    #[cfg(feature = "cm")]
+    pub(super) fn with(&self, id: rdma_cm::IdToken) -> Option<PeerId> {
+        self.by_id.get(&id).and_then(|&index| self.at(index))
+    }
+
     /// Begins to end a connection. `flush` is the time for flushing outstanding sends.
     pub(super) fn leave(&mut self, id: PeerId, reason: LeftReason, flush: Duration) {
         let Some(peer) = self.get(id).filter(|peer| peer.leaving.is_none()) else { return };
-        if let (LeftReason::Disconnected, Some(stream)) = (&reason, &peer.stream) {
-            stream.send_farewell();
+        if let (LeftReason::Disconnected, Some(tie)) = (&reason, &peer.tie) {
+            tie.send_farewell();
         }
         peer.leaving = Some((reason, Until::after(Instant::now(), flush)));
-        peer.stream = None;
+        let tie = peer.tie.take();
         // If this fails, nothing is flushed, and the queue pair is destroyed when the time expires.
         let _ = peer.end.qp.to_error();
         self.leaving.push(id.index());
+        #[cfg(feature = "cm")]
+        if let Some(Tie::Cm(id)) = &tie {
+            self.by_id.remove(&id.id());
+        }
+        drop(tie);
     }
 
     /// Returns a client whose connection can be ended now, if any.
@@ -254,7 +291,7 @@ impl Peers {
     pub(super) fn take_all(&mut self) -> Vec<(PeerId, Peer)> {
         let id = |index, place: &PeerEntry| PeerId::new(index, place.generation);
         let peers = self.places.iter().filter_map(|place| place.peer.as_ref());
-        peers.filter_map(|peer| peer.stream.as_ref()).for_each(Added::send_farewell);
+        peers.filter_map(|peer| peer.tie.as_ref()).for_each(Tie::send_farewell);
         let peers = (0..).zip(&mut self.places);
         peers.filter_map(|(index, place)| Some((id(index, place), place.peer.take()?))).collect()
     }

@@ -34,7 +34,7 @@ pub(super) enum Receives {
 #[derive(Debug)]
 pub(super) struct PeerQueuePair {
     pub(super) qp: QueuePair,
-    place: Arc<()>,
+    pub(super) place: Arc<()>,
 }
 
 impl ServerQueues {

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rdma_connect::{
-    CloseReason, ConnectError, FIRST_KEY, Operation, TransportError, Until, cause_of,
+    CloseReason, ConnectError, FIRST_KEY, Operation, PeerId, TransportError, Until, cause_of,
 };
 
 use super::event::{LeftReason, ServerError};
@@ -61,6 +61,8 @@ impl Server {
             }
         }
         self.clients.serve_ready(&ready, Until::after(Instant::now(), Duration::ZERO));
+        #[cfg(feature = "cm")]
+        self.serve_cm(&ready)?;
         self.ready = ready;
         waited.map_err(|error| ConnectError::Io {
             tried: "waiting for clients and completions".into(),
@@ -88,16 +90,21 @@ impl Server {
     /// Makes the client at this index leave, because its stream has ended or its machine no longer responds. Messages
     /// that the client has already sent are received first.
     pub(super) fn end_of_stream(&mut self, index: u64) {
-        let Some(peer) = usize::try_from(index).ok().and_then(|index| self.peers.at(index)) else {
-            return;
-        };
+        if let Some(peer) = usize::try_from(index).ok().and_then(|index| self.peers.at(index)) {
+            self.end_of_peer(peer, None);
+        }
+    }
+
+    /// Makes a client that is gone leave. Without a reason, its stream shows the reason.
+    pub(super) fn end_of_peer(&mut self, peer: PeerId, reason: Option<CloseReason>) {
         // If this fails, the next poll reports the completion queue's error.
         let _ = self.drain();
         // The completions do not show the cause: shared receives are not flushed, and the flushed receives of a single
         // client do not contain it.
         let refused = self.peers.get(peer).and_then(|peer| cause_of(&peer.end.qp));
         let limit = self.options.watch;
-        let reason = self.peers.get(peer).map_or(CloseReason::Died, |peer| peer.gone(limit));
+        let of_stream = || self.peers.get(peer).map_or(CloseReason::Died, |peer| peer.gone(limit));
+        let reason = reason.unwrap_or_else(of_stream);
         let gone = LeftReason::Gone { reason };
         self.leave(peer, refused.map_or(gone, |event| LeftReason::Refused { event }));
     }

@@ -3,6 +3,8 @@
 
 mod batches;
 mod clock;
+#[cfg(feature = "cm")]
+mod cm;
 mod common;
 mod completion_table;
 mod counters;

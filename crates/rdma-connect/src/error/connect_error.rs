@@ -194,6 +194,8 @@ impl ConnectError {
                         Recovery::Resource
                     }
                     Some(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) => Recovery::Programming,
+                    // rdma_cm cannot reach the address with this device.
+                    None if source.kind() == io::ErrorKind::Unsupported => Recovery::Programming,
                     _ => Recovery::Retry,
                 }
             }

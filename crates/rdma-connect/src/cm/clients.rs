@@ -1,0 +1,375 @@
+//! The clients of a listener of rdma_cm, until they are connected.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use rdma_cm::{
+    Accepted, Connection, ConnectionId, ConnectionRequest, End, Error, Event, EventChannel,
+    IdToken, Listener, Step,
+};
+use rdma_qp::{PreparedQueuePair, Qpn, QueuePair};
+
+use super::{failed, not_listening, rejection, reply};
+use crate::error::connect_error::ConnectError;
+use crate::half_open::{MakeEnds, NoEnd};
+use crate::until::Until;
+
+/// Creates this end's queue pair for each client of rdma_cm, which connects the queue pair itself.
+pub trait MakeCmEnds: MakeEnds {
+    /// The parts of a connection without its queue pair.
+    type Rest;
+
+    /// Separates a queue pair from the rest of its connection.
+    fn split(prepared: Self::Prepared) -> (PreparedQueuePair, Self::Rest);
+
+    /// Completes a connection with its queue pair, which is connected.
+    ///
+    /// # Errors
+    /// Returns an error if the device refuses the rest.
+    fn finish(rest: Self::Rest, queue_pair: QueuePair) -> Result<Self::Connected, rdma_qp::Error>;
+}
+
+/// A client that is connected.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct CmClient<E> {
+    /// This end of the connection.
+    pub end: E,
+    /// The connection in rdma_cm.
+    pub id: ConnectionId,
+    /// The address from which the client connected.
+    pub address: SocketAddr,
+    /// The client's user bytes.
+    pub user_bytes: Box<[u8]>,
+    /// The number of this end's queue pair.
+    pub qpn: Qpn,
+    /// The reason if the connection has ended before the driver took the client. A driver that receives only the events
+    /// that it [wants](CmClients::wants) finds the reason with [`ConnectionId::wait`].
+    pub ended: Option<End>,
+}
+
+/// The clients of a listener. They make progress while the driver passes events to [`handle`](Self::handle).
+///
+/// Each request is accepted at once, and the client is connected when it has confirmed. No call waits. If too many
+/// clients have not confirmed, the oldest is dropped.
+pub struct CmClients<M: MakeCmEnds> {
+    /// Dropped first, so that clients are notified before their queue pairs are destroyed.
+    listener: Listener,
+    events: EventChannel,
+    maker: M,
+    /// The time limit for a client's confirmation.
+    limit: Duration,
+    /// The private data for each client.
+    reply: Vec<u8>,
+    half_open: BTreeMap<IdToken, HalfOpen<M::Rest>>,
+    connected: VecDeque<CmClient<M::Connected>>,
+    refused: u64,
+    dropped_half_open: u64,
+    last_refused: Option<String>,
+    failure: Option<ConnectError>,
+}
+
+/// The outcome of an event.
+#[derive(Debug)]
+#[allow(clippy::exhaustive_enums)] // drivers handle each
+pub enum CmNews {
+    /// Nothing that the driver has to handle.
+    Nothing,
+    /// A connection that was connected before has ended.
+    Ended(IdToken, End),
+}
+
+/// A client that has not confirmed yet.
+struct HalfOpen<R> {
+    accepted: Accepted,
+    rest: R,
+    address: SocketAddr,
+    user_bytes: Box<[u8]>,
+    since: Instant,
+}
+
+/// The maximum number of clients that have not confirmed.
+const MOST_HALF_OPEN: usize = 64;
+/// The time after which a client that has not confirmed is late. It then makes room for another one.
+const LATE: Duration = Duration::from_secs(1);
+
+impl<M: MakeCmEnds> CmClients<M> {
+    /// Listens at the first of these addresses that belongs to this host. `user_bytes` are sent to each client.
+    ///
+    /// # Errors
+    /// [`ConnectError::UserBytesTooLong`], or [`ConnectError::Io`] if the port is in use or no address is of this host.
+    pub fn listen(
+        maker: M,
+        events: EventChannel,
+        addresses: &[SocketAddr],
+        limit: Duration,
+        user_bytes: &[u8],
+    ) -> Result<Self, ConnectError> {
+        let reply = reply(user_bytes)?;
+        let first = *addresses.first().ok_or(ConnectError::NoAddress)?;
+        let listener =
+            Listener::bind(&events, addresses).map_err(|error| not_listening(error, first))?;
+        Ok(Self {
+            listener,
+            events,
+            maker,
+            limit,
+            reply,
+            half_open: BTreeMap::new(),
+            connected: VecDeque::new(),
+            refused: 0,
+            dropped_half_open: 0,
+            last_refused: None,
+            failure: None,
+        })
+    }
+
+    /// Returns the address of the listener.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.listener.local_address()
+    }
+
+    /// Returns the channel, whose file is readable when there are events.
+    #[must_use]
+    pub const fn events(&self) -> &EventChannel {
+        &self.events
+    }
+
+    /// Returns the value that creates queue pairs.
+    #[must_use]
+    pub const fn maker(&self) -> &M {
+        &self.maker
+    }
+
+    /// Returns the time limit for a client's confirmation.
+    #[must_use]
+    pub const fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// Returns the number of clients that were refused.
+    #[must_use]
+    pub const fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// Returns the number of refused clients that had not confirmed in time.
+    #[must_use]
+    pub const fn dropped_half_open(&self) -> u64 {
+        self.dropped_half_open
+    }
+
+    /// Returns the last refused client, with the reason.
+    #[must_use]
+    pub fn last_refused(&self) -> Option<&str> {
+        self.last_refused.as_deref()
+    }
+
+    /// Counts a refused client.
+    pub fn refuse(&mut self, why: String) {
+        self.refused += 1;
+        tracing::debug!(%why, "a client was refused");
+        self.last_refused = Some(why);
+    }
+
+    /// Removes and returns the client that has been connected longest, if there is one.
+    pub fn take(&mut self) -> Option<CmClient<M::Connected>> {
+        self.connected.pop_front()
+    }
+
+    /// Removes and returns the listener's own failure, if there is one.
+    pub const fn take_failure(&mut self) -> Option<ConnectError> {
+        self.failure.take()
+    }
+
+    /// Returns true if a connected client waits for the program, or the listener has failed.
+    #[must_use]
+    pub fn has_news(&self) -> bool {
+        !self.connected.is_empty() || self.failure.is_some()
+    }
+
+    /// Returns the time until a client's limit expires, or [`Duration::MAX`].
+    #[must_use]
+    pub fn next_end(&self, now: Instant) -> Duration {
+        let first = self.half_open.first_key_value();
+        first.map_or(Duration::MAX, |(_, client)| self.until(client).left(now))
+    }
+
+    fn until(&self, client: &HalfOpen<M::Rest>) -> Until {
+        Until::after(client.since, self.limit)
+    }
+
+    /// Returns true if a client that the driver has not taken has this queue pair.
+    #[must_use]
+    pub fn has(&self, qpn: Qpn) -> bool {
+        self.half_open.values().any(|client| client.accepted.queue_pair().qpn() == qpn)
+            || self.connected.iter().any(|client| client.qpn == qpn)
+    }
+
+    /// Returns true if events with this identity are to be passed to [`handle`](Self::handle). A driver that owns all
+    /// connections of the channel can pass all events.
+    #[must_use]
+    pub fn wants(&self, id: IdToken) -> bool {
+        id == self.listener.id() || self.half_open.contains_key(&id)
+    }
+
+    /// Returns the request in an event, for the program to decide.
+    ///
+    /// # Errors
+    /// Returns another event unchanged.
+    pub fn request(&self, event: Event) -> Result<ConnectionRequest, Event> {
+        self.listener.request(event)
+    }
+
+    /// Returns the error of a wait that failed.
+    #[must_use]
+    pub fn failed(&self, error: Error) -> ConnectError {
+        failed(error, || format!("waiting for clients at {}", self.address()))
+    }
+
+    /// Drops the clients that have not confirmed in time.
+    pub fn expire(&mut self, now: Instant) {
+        while let Some((_, client)) = self.half_open.first_key_value()
+            && self.until(client).is_over(now)
+        {
+            let limit = self.limit;
+            self.drop_oldest(&format!("it did not confirm the connection within {limit:?}"));
+        }
+    }
+
+    /// Drops the oldest client that has not confirmed if it is late, or if `is_forced`. Returns true if it was dropped.
+    fn make_room(&mut self, now: Instant, is_forced: bool) -> bool {
+        let oldest = self.half_open.first_key_value();
+        let is_late = |since| now.saturating_duration_since(since) >= LATE;
+        let is_dropped = oldest.is_some_and(|(_, client)| is_forced || is_late(client.since));
+        if is_dropped {
+            self.drop_oldest(
+                "it had not confirmed the connection, and had to make room for others",
+            );
+        }
+        is_dropped
+    }
+
+    fn drop_oldest(&mut self, why: &str) {
+        if let Some((_, client)) = self.half_open.pop_first() {
+            self.dropped_half_open += 1;
+            self.refuse(format!("{}: {why}", client.address));
+        }
+    }
+
+    /// Handles an event. Accepts a request at once.
+    pub fn handle(&mut self, event: Event, now: Instant) -> CmNews {
+        let id = event.id();
+        let Some(client) = self.half_open.remove(&id) else {
+            match self.listener.request(event) {
+                Ok(request) => self.answer(request, now),
+                Err(event) => return self.ended(&event),
+            }
+            return CmNews::Nothing;
+        };
+        let HalfOpen { accepted, rest, address, user_bytes, since } = client;
+        match accepted.advance(event) {
+            Step::Next(connection) => self.connected(connection, rest, (address, user_bytes)),
+            Step::Same(accepted, _) => {
+                let client = HalfOpen { accepted, rest, address, user_bytes, since };
+                self.half_open.insert(id, client);
+            }
+            Step::Failed(error) => self.refuse(format!("{address}: {error}")),
+            _ => {}
+        }
+        CmNews::Nothing
+    }
+
+    /// Handles the end of a connection, which the driver may not have taken yet.
+    fn ended(&mut self, event: &Event) -> CmNews {
+        let Some(end) = event.end().cloned() else { return CmNews::Nothing };
+        let mut clients = self.connected.iter_mut();
+        match clients.find(|client| client.id.id() == event.id()) {
+            Some(client) => client.ended = Some(end),
+            None => return CmNews::Ended(event.id(), end),
+        }
+        CmNews::Nothing
+    }
+
+    fn connected(
+        &mut self,
+        connection: Connection,
+        rest: M::Rest,
+        (address, user_bytes): (SocketAddr, Box<[u8]>),
+    ) {
+        let (queue_pair, id) = connection.into_parts();
+        let qpn = queue_pair.qpn();
+        match M::finish(rest, queue_pair) {
+            Ok(end) => {
+                let client = CmClient { end, id, address, user_bytes, qpn, ended: None };
+                self.connected.push_back(client);
+            }
+            Err(error) => {
+                self.refuse(format!("{address}: {error}"));
+                self.failure = Some(error.into());
+            }
+        }
+    }
+
+    /// Accepts or rejects a request.
+    fn answer(&mut self, request: ConnectionRequest, now: Instant) {
+        let address = request.peer_address();
+        if self.half_open.len() >= MOST_HALF_OPEN {
+            self.make_room(now, true);
+        }
+        let mut prepared = self.maker.prepare(None);
+        if prepared.is_err() && self.make_room(now, false) {
+            prepared = self.maker.prepare(None);
+        }
+        let refused = match prepared {
+            Ok((prepared, _)) => {
+                let user_bytes = super::decode(request.private_data()).0.into();
+                let (queue_pair, rest) = M::split(prepared);
+                let accepting = request.prepare(queue_pair);
+                match accepting.and_then(|accepting| accepting.accept(&self.reply)) {
+                    Ok(accepted) => {
+                        let id = accepted.id();
+                        let client = HalfOpen { accepted, rest, address, user_bytes, since: now };
+                        self.half_open.insert(id, client);
+                        return;
+                    }
+                    Err(error) => error.to_string(),
+                }
+            }
+            Err(NoEnd::Full(why)) => {
+                reject(request, &why, true);
+                why
+            }
+            Err(NoEnd::Failed(error) | NoEnd::Unfit(error, _)) => {
+                reject(request, NO_QUEUE_PAIR, true);
+                let why = error.to_string();
+                self.failure = Some(error.into());
+                why
+            }
+        };
+        self.refuse(format!("{address}: {refused}"));
+    }
+}
+
+/// The reason for a client if the server cannot create a queue pair.
+pub const NO_QUEUE_PAIR: &str = "it cannot create another queue pair: try again later";
+
+/// Rejects a client. A client that is gone does not need the reason.
+pub fn reject(request: ConnectionRequest, why: &str, is_busy: bool) {
+    let _ = request.reject(&rejection(why, is_busy));
+}
+
+impl<M: MakeCmEnds> fmt::Debug for CmClients<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (half_open, connected) = (self.half_open.len(), self.connected.len());
+        write!(
+            f,
+            "listener at {}, {half_open} half-open clients, {connected} connected, {} refused",
+            self.address(),
+            self.refused
+        )
+    }
+}
