@@ -18,6 +18,9 @@ fn programs() -> Vec<String> {
 fn needed(program: &str) -> &'static [&'static str] {
     match program {
         "async_copy_file" => &["Cargo.toml", concat!(env!("CARGO_TARGET_TMPDIR"), "/copy")],
+        "network" | "network_barrier_test" | "network_barrier_test_random" => {
+            &["network.json", "0"]
+        }
         "rc_pingpong" | "rping" => &["--connect", "127.0.0.1:9"],
         _ => &[],
     }

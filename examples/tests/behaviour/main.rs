@@ -9,6 +9,7 @@ mod examples;
 mod faults;
 mod kv;
 mod leases;
+mod networks;
 mod programs;
 mod readme;
 mod two_ends;
