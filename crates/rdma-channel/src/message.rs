@@ -17,6 +17,7 @@ mod stream;
 mod windows;
 
 pub use messages::incoming::Message;
+pub use messages::writing::Writing;
 pub use messages::{Messages, MessagesListener};
 pub use rdma_connect::messaging::{MessageError, Options};
 pub use rdma_message::{ConnectionError, OperationError, SendError};

@@ -2,7 +2,7 @@
 
 use rdma_channel::message::{
     Chunk, Message, MessageError, Messages, MessagesListener, Options, ReadHalf, Stream,
-    StreamListener, WriteHalf,
+    StreamListener, WriteHalf, Writing,
 };
 use rdma_channel::{
     Armed, BatchRequest, Buffer, Channel, ChannelBuilder, ChannelListener, CloseReason,
@@ -80,6 +80,7 @@ fn messages_and_streams_are_shared_by_threads() {
     error::<MessageError>();
     send::<MessagesListener>();
     send::<StreamListener>();
+    send_sync::<Writing<'_>>();
 }
 
 /// Its buffers may move to any thread.

@@ -8,6 +8,7 @@ mod supply;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 
 use rdma_connect::ConnectError;
@@ -15,7 +16,8 @@ use rdma_connect::messaging::{
     Content, MessageError, Options, Slots, Start, check_depths, limits_of, linger_of,
     message_limits,
 };
-use rdma_mem::Buffer;
+use rdma_mem::{Buffer, RemoteMemoryRegion};
+use rdma_message::ConnectionError;
 #[cfg(feature = "serde")]
 use serde::Serialize;
 use tokio::net::ToSocketAddrs;
@@ -27,6 +29,7 @@ use super::linger::Linger;
 use super::requests::allocate;
 use super::session::Session;
 use crate::buffer::pool::Pool;
+use crate::buffer::view::{BufferExt as _, BufferSlice};
 use crate::connection::Connection;
 use crate::control::endpoint::Endpoint;
 use crate::region::probe;
@@ -131,6 +134,29 @@ impl Messages {
         run::run(&self.session, Start::Send, Content::Bytes(message), || ()).await.map(drop)
     }
 
+    /// Posts a message: like [`send`](Self::send), but is ready before the peer's device has received it.
+    ///
+    /// It is ready when the first frame was posted. A message that is longer than a [frame](Options::frame_bytes)
+    /// continues to be sent. [`finish`](Self::finish) waits until the peer's device has received all messages. If the
+    /// future is dropped before it is ready, see [`send`](Self::send).
+    ///
+    /// # Errors
+    /// Same errors as [`send`](Self::send). If the connection ends later, only later calls report that.
+    pub async fn post(&self, message: &[u8]) -> Result<(), MessageError> {
+        run::post(&self.session, message).await
+    }
+
+    /// Ready when the peer's device has received all messages that were begun.
+    ///
+    /// # Errors
+    /// [`MessageError::Ended`] if the connection has ended before.
+    pub async fn flush(&self) -> Result<(), MessageError> {
+        run::wait(&self.session, |state, (waiting, waker)| {
+            state.protocol.shared.poll_sent(waiting, waker)
+        })
+        .await
+    }
+
     /// Sends the bytes of a buffer, without a copy if the message is long: the buffer is lent to the peer, which fetches it.
     /// Afterwards, or if the send fails, the buffer returns to its pool.
     ///
@@ -167,6 +193,28 @@ impl Messages {
     pub async fn send_buffer(&self, message: Buffer) -> Result<(), MessageError> {
         let message = Content::Buffer(Some(message));
         run::run(&self.session, Start::Send, message, || ()).await.map(drop)
+    }
+
+    /// Writes a part of a buffer to memory of the peer, whose program has described the memory in a message. Ready with the
+    /// buffer when the peer's device has all bytes.
+    ///
+    /// The peer is not notified. When it receives a message that was sent after the WRITE, the bytes have arrived. If the
+    /// future is dropped after its first poll, the WRITE continues.
+    ///
+    /// # Errors
+    /// [`MessageError::Ended`] if the connection has ended. The buffer then returns to its pool.
+    ///
+    /// # Panics
+    /// Panics if the part is not within the buffer.
+    pub async fn write(
+        &self,
+        buffer: Buffer,
+        part: Range<usize>,
+        target: RemoteMemoryRegion,
+    ) -> Result<Buffer, MessageError> {
+        let written = self.session.connection().write(buffer.slice(part), target).await;
+        let lost = |_| MessageError::Ended(ConnectionError::Lost);
+        written.map(BufferSlice::into_inner).map_err(lost)
     }
 
     /// Encodes a value in the format of [`ValueExt`](crate::ValueExt), and [sends](Self::send) it. The peer decodes it

@@ -1,16 +1,17 @@
 //! Channels that carry messages, requests and replies.
 
 pub(super) mod incoming;
+pub(super) mod writing;
 
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use rdma_connect::messaging::{
-    Begun, Body, Content, Mailbox, MessageError, Options, Start, Waiting, limits_of,
+    Begun, Body, Content, Mailbox, MessageError, Options, Start, Ticket, Waiting, limits_of,
 };
 use rdma_connect::{ConnectError, Operation};
 use rdma_mem::{Buffer, BufferPool};
@@ -107,6 +108,34 @@ impl Messages {
         run(&self.session, Start::Send, Content::Bytes(message), || ()).map(drop)
     }
 
+    /// Posts a message: like [`send`](Self::send), but returns before the peer's device has received it.
+    ///
+    /// It returns when the first frame was posted. Later calls send the rest of a message that is longer than a
+    /// [frame](Options::frame_bytes), and [`finish`](Self::finish) waits until the peer's device has received all
+    /// messages. If the time limit expires, nothing is sent.
+    ///
+    /// # Errors
+    /// Same errors as [`send`](Self::send). If the connection ends after this call, only later calls report that.
+    pub fn post(&self, message: &[u8]) -> Result<(), MessageError> {
+        let mut deadline = self.session.deadline(Operation::Send);
+        let ticket =
+            begin(&self.session, &mut deadline, Start::Send, Content::Bytes(message), || ())?;
+        if finish(&self.session, &mut deadline, ticket, Mailbox::poll_begun)? {
+            self.session.with(|state| state.protocol.abandon(ticket));
+        }
+        Ok(())
+    }
+
+    /// Waits until the peer's device has received all messages that were begun.
+    ///
+    /// # Errors
+    /// [`MessageError::Ended`] if the connection has ended before.
+    pub fn flush(&self) -> Result<(), MessageError> {
+        self.session.wait(Operation::Send, |state| {
+            state.protocol.poll_sent(&mut Waiting::default(), &mut None)
+        })?
+    }
+
     /// Sends the bytes of a buffer, which returns to its pool afterwards, or if the send fails. Otherwise same as
     /// [`send`](Self::send).
     ///
@@ -186,16 +215,27 @@ impl Messages {
     }
 }
 
-/// Runs an operation from its start to its result. Calls `started` after the start. If the limit expires, the operation
-/// is cancelled if nothing was sent, and continues otherwise.
+/// Runs an operation from its start to its result. Calls `started` after the start.
 fn run(
     session: &Session<Mailbox>,
     start: Start,
-    mut content: Content<'_>,
+    content: Content<'_>,
     started: impl FnOnce(),
 ) -> Result<Body, MessageError> {
     let mut deadline = session.deadline(Operation::Send);
-    let begun = session.wait_until(&mut deadline, |State { protocol, requests, .. }| {
+    let ticket = begin(session, &mut deadline, start, content, started)?;
+    finish(session, &mut deadline, ticket, Mailbox::poll_result)
+}
+
+/// Begins an operation. Calls `started` after the start.
+fn begin(
+    session: &Session<Mailbox>,
+    deadline: &mut Deadline,
+    start: Start,
+    mut content: Content<'_>,
+    started: impl FnOnce(),
+) -> Result<Ticket, MessageError> {
+    let begun = session.wait_until(deadline, |State { protocol, requests, .. }| {
         let (start, none) = ((start, &mut content), (&mut Waiting::default(), &mut None));
         protocol.poll_start(start, none, requests, &mut Vec::new())
     });
@@ -205,11 +245,22 @@ fn run(
         let copied = copy.of(bytes);
         session.with(|state| state.protocol.copied(ticket, copied, &mut state.requests));
     }
+    Ok(ticket)
+}
+
+/// Waits until `poll` is ready for an operation. If the limit expires, the operation is cancelled if nothing was sent,
+/// and continues otherwise.
+fn finish<T>(
+    session: &Session<Mailbox>,
+    deadline: &mut Deadline,
+    ticket: Ticket,
+    poll: impl Fn(&mut Mailbox, Ticket, &mut Option<Waker>) -> Poll<Result<T, MessageError>>,
+) -> Result<T, MessageError> {
     let poll = |State { protocol, .. }: &mut State<Mailbox>| {
-        let result = protocol.poll_result(ticket, &mut None);
+        let result = poll(protocol, ticket, &mut None);
         result.map(|result| (result, protocol.owes_count()))
     };
-    let result = session.wait_until(&mut deadline, poll);
+    let result = session.wait_until(deadline, poll);
     if result.is_err() {
         session.with(|state| {
             state.protocol.abandon(ticket);

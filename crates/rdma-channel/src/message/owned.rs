@@ -10,6 +10,7 @@ use rdma_connect::{Operation, WorkId};
 use rdma_mem::{AccessFlags, Buffer, GatherList, RemoteMemoryRegion, ScatterList};
 use rdma_qp::{
     BindWindow, LocalInvalidate, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkResult,
+    WriteWorkRequest,
 };
 
 use crate::channel::Channel;
@@ -115,6 +116,32 @@ impl<T> Owned<T> {
         let posted = ledger.post(ledger.only(), request, SlotWait::Now, unsafe { Kept::new() });
         let id = outcome(posted);
         keep(&mut self.sends, &mut self.doubtful, (tag, id, buffer))
+    }
+
+    /// Posts a WRITE of a part of a buffer to the peer's memory.
+    ///
+    /// # Errors
+    /// Returns the buffer, unless the device may have accepted the request.
+    pub(super) fn write(
+        &mut self,
+        tag: T,
+        buffer: Buffer,
+        part: &Range<usize>,
+        target: RemoteMemoryRegion,
+    ) -> Result<(), Option<Buffer>> {
+        let ledger = &self.channel.ledger;
+        let Some(bytes) = buffer.get_ref(part.start, part.len()) else { return Err(Some(buffer)) };
+        let list = GatherList::from([bytes]);
+        let request = WriteWorkRequest::from_list(&list, target).signaled(true);
+        // SAFETY: SAFETY.md F27: the buffer stays in `sends` or `doubtful` until the request is over.
+        let posted = ledger.post(ledger.only(), request, SlotWait::Now, unsafe { Kept::new() });
+        let id = outcome(posted);
+        keep(&mut self.sends, &mut self.doubtful, (tag, id, buffer))
+    }
+
+    /// Returns true if requests of the send queue are not over.
+    pub(super) fn is_sending(&self) -> bool {
+        !self.sends.is_empty()
     }
 
     /// Posts the bind of a window that is not bound, to this range of its memory.

@@ -2,6 +2,8 @@
 
 use std::io;
 use std::mem;
+use std::ops::Range;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use rdma_connect::messaging::{
@@ -23,6 +25,8 @@ pub(super) enum Completed {
     Received { slot: u32, buffer: Buffer, length: usize },
     /// The SEND of this slot.
     Sent { slot: u32 },
+    /// The WRITE of the program.
+    Written,
     /// The message was read into this buffer.
     Fetched { message: Incoming, buffer: Buffer },
     /// The peer can read the message of this operation at this address.
@@ -39,6 +43,8 @@ enum Request {
     Frame(u32),
     /// The READ of this message.
     Read(Incoming),
+    /// The [`Write`] of the program.
+    Write,
     /// The bind of this loan.
     Bind(usize),
     /// The invalidation of this loan.
@@ -50,6 +56,17 @@ enum Request {
 struct Fetch {
     message: Incoming,
     source: RemoteMemoryRegion,
+}
+
+/// The WRITE of the program. There is one at a time.
+#[derive(Debug, Default)]
+enum Write {
+    #[default]
+    None,
+    Posted,
+    /// It is posted, and the program does not wait for it.
+    Abandoned,
+    Completed(Buffer),
 }
 
 /// The posted requests of a connection, and the memory of its free slots.
@@ -68,6 +85,7 @@ pub(super) struct Requests {
     linger: Duration,
     /// The time at which the session ends although its close frame has not completed.
     end_by: Option<Instant>,
+    write: Write,
     /// The messages that wait for memory.
     waiting: Vec<Fetch>,
     /// The time at which they are tried again.
@@ -108,6 +126,7 @@ impl Requests {
             freed: Vec::new(),
             linger: linger_of(options),
             end_by: None,
+            write: Write::None,
             waiting: Vec::new(),
             retry_at: None,
             refused: None,
@@ -163,6 +182,15 @@ impl Requests {
                 }
                 (Request::Read(message), Ok(_), Memory::Buffer(buffer)) => {
                     Some(Completed::Fetched { message, buffer })
+                }
+                (Request::Write, Ok(_), Memory::Buffer(buffer)) => {
+                    if matches!(self.write, Write::Posted) {
+                        self.write = Write::Completed(buffer);
+                    } else {
+                        self.freed.push(Memory::Buffer(buffer));
+                        self.write = Write::None;
+                    }
+                    Some(Completed::Written)
                 }
                 (Request::Bind(loan), Ok(_), Memory::Window(window)) => {
                     let lent = self.with_lender(|lender, it| lender.bound(loan, window, it));
@@ -292,6 +320,53 @@ impl Requests {
                 self.has_failed = true;
                 self.freed.extend(buffer.map(Memory::Buffer));
             }
+        }
+    }
+
+    /// Posts a WRITE of the program once all earlier requests of the send queue are over. Then the software device writes
+    /// to a mapped region at once.
+    pub(super) fn poll_write(
+        &mut self,
+        buffer: &mut Option<Buffer>,
+        part: &Range<usize>,
+        target: RemoteMemoryRegion,
+    ) -> Poll<()> {
+        if self.is_closed || buffer.is_none() {
+            return Poll::Ready(());
+        }
+        if self.owned.is_sending() || !matches!(self.write, Write::None) {
+            return Poll::Pending;
+        }
+        if let Some(buffer) = buffer.take() {
+            match self.owned.write(Request::Write, buffer, part, target) {
+                Ok(()) => self.write = Write::Posted,
+                Err(buffer) => {
+                    self.has_failed = true;
+                    self.freed.extend(buffer.map(Memory::Buffer));
+                }
+            }
+        }
+        Poll::Ready(())
+    }
+
+    /// Ready with the memory of the WRITE that was posted, or `None` if the connection ends.
+    pub(super) fn poll_written(&mut self) -> Poll<Option<Buffer>> {
+        match mem::take(&mut self.write) {
+            Write::Completed(buffer) => Poll::Ready(Some(buffer)),
+            Write::Posted if !self.is_closed => {
+                self.write = Write::Posted;
+                Poll::Pending
+            }
+            _ => Poll::Ready(None),
+        }
+    }
+
+    /// Frees the memory of the WRITE, once it is over.
+    pub(super) fn abandon_write(&mut self) {
+        match mem::take(&mut self.write) {
+            Write::Completed(buffer) => self.freed.push(Memory::Buffer(buffer)),
+            Write::Posted | Write::Abandoned => self.write = Write::Abandoned,
+            Write::None => {}
         }
     }
 

@@ -447,6 +447,8 @@ impl<P: Drive> State<P> {
                 self.requests.slots().set_receive(slot, buffer);
             }
             Completed::Sent { slot } => self.protocol.sent(slot),
+            // The thread that waits for it gets the buffer.
+            Completed::Written => {}
             Completed::Fetched { message, buffer } => self.protocol.fetched(message, buffer),
             Completed::Lent { operation, source } => self.protocol.lent(operation, source),
             Completed::Lendable(operation) => self.protocol.lend(operation, &mut self.requests),

@@ -177,6 +177,42 @@ impl Mailbox {
         self.operations.poll(ticket, waker).map_err(failed)
     }
 
+    /// Ready when the first frame of a message was sent. Returns true if the operation continues; the caller then
+    /// [abandons](Self::abandon) it.
+    ///
+    /// # Errors
+    /// If the operation has failed.
+    pub fn poll_begun(
+        &mut self,
+        ticket: Ticket,
+        waker: &mut Option<Waker>,
+    ) -> Poll<Result<bool, MessageError>> {
+        let polled = self.poll_result(ticket, waker).map_ok(|_| false);
+        let operation = self.operations.operation(ticket);
+        let has_begun = operation.is_some_and(|operation| self.machine.has_begun(operation));
+        if polled.is_pending() && has_begun { Poll::Ready(Ok(true)) } else { polled }
+    }
+
+    /// Ready when the peer's device has all messages and replies that were begun.
+    ///
+    /// # Errors
+    /// If the connection has ended before.
+    pub fn poll_sent(
+        &mut self,
+        waiting: &mut Waiting,
+        waker: &mut Option<Waker>,
+    ) -> Poll<Result<(), MessageError>> {
+        if let Some(error) = self.end.reason() {
+            return Poll::Ready(error.map_or(Ok(()), |error| Err(MessageError::Ended(error))));
+        }
+        if !self.operations.has_sending() {
+            return Poll::Ready(Ok(()));
+        }
+        // These tasks are woken when an operation completes.
+        self.starters.wait(waiting, waker);
+        Poll::Pending
+    }
+
     /// Leaves an operation whose future was dropped. Returns its task, for the caller to drop without the lock.
     pub fn abandon(&mut self, ticket: Ticket) -> Option<Waker> {
         let (operation, waker) = self.operations.abandon(ticket)?;

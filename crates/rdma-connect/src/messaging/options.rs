@@ -166,11 +166,12 @@ pub const fn linger_of(options: &Options) -> Duration {
     options.linger
 }
 
-/// Returns the lengths of the send queue and of the receive queue. Each loan has at most one request in the send queue.
+/// Returns the lengths of the send queue and of the receive queue. Each loan has at most one request in the send queue,
+/// and so has the program, to write to memory of the peer.
 #[must_use]
 pub const fn depths_of(options: &Options) -> [u32; 2] {
     let limits = limits_of(options, true);
-    [limits.send_queue() + limits.offers, limits.receive_slots()]
+    [limits.send_queue() + limits.offers + 1, limits.receive_slots()]
 }
 
 /// Checks that no limit is outside its range.

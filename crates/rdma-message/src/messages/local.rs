@@ -103,6 +103,11 @@ impl Messages {
         self.set_held(operation, false);
     }
 
+    /// Returns true if a frame of the operation was sent, or the operation has ended.
+    pub fn has_begun(&mut self, operation: Operation) -> bool {
+        self.operations.find(operation).is_none_or(|outgoing| outgoing.has_begun)
+    }
+
     fn set_held(&mut self, operation: Operation, is_held: bool) {
         if let Some(outgoing) = self.operations.find(operation) {
             outgoing.is_held = is_held;

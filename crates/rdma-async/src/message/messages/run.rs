@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use rdma_connect::messaging::{Begun, Body, Content, MessageError, Start, Ticket, Waiting};
+use rdma_connect::messaging::{self, Begun, Body, Content, MessageError, Start, Ticket, Waiting};
 use tokio::task::coop::consume_budget;
 
 use super::mailbox::Mailbox;
@@ -15,20 +15,43 @@ use crate::message::session::{Session, State};
 pub(super) async fn run(
     session: &Arc<Session<Mailbox>>,
     start: Start,
-    mut content: Content<'_>,
+    content: Content<'_>,
     started: impl FnOnce(),
 ) -> Result<Body, MessageError> {
+    let mut running = begin(session, start, content, started).await?;
+    let result = poll_fn(|cx| running.poll(cx, messaging::Mailbox::poll_result)).await;
+    running.ticket = None;
+    result
+}
+
+/// Starts a message, and waits until its first frame was sent. If the future is dropped before, nothing is sent.
+pub(super) async fn post(
+    session: &Arc<Session<Mailbox>>,
+    message: &[u8],
+) -> Result<(), MessageError> {
+    let mut running = begin(session, Start::Send, Content::Bytes(message), || ()).await?;
+    let begun = poll_fn(|cx| running.poll(cx, messaging::Mailbox::poll_begun)).await;
+    running.ticket = running.ticket.filter(|_| matches!(begun, Ok(true)));
+    begun.map(drop)
+}
+
+async fn begin<'s>(
+    session: &'s Arc<Session<Mailbox>>,
+    start: Start,
+    mut content: Content<'_>,
+    started: impl FnOnce(),
+) -> Result<Running<'s>, MessageError> {
     // Without a budget, a task whose messages are always sent at once would starve other tasks.
     consume_budget().await;
     let begun = wait(session, |state, task| state.poll_start((start, &mut content), task)).await;
     let Begun { ticket, copy, .. } = begun?;
-    let mut running = Running { session, ticket: Some(ticket) };
+    let running = Running { session, ticket: Some(ticket) };
     started();
     if let (Some(copy), Content::Bytes(bytes)) = (copy, content) {
         let copied = copy.of(bytes);
         session.with(|state| state.copied(ticket, copied));
     }
-    poll_fn(|cx| running.poll(cx)).await
+    Ok(running)
 }
 
 /// A task to register.
@@ -82,15 +105,13 @@ struct Running<'s> {
 }
 
 impl Running<'_> {
-    fn poll(&mut self, cx: &Context<'_>) -> Poll<Result<Body, MessageError>> {
+    fn poll<T>(
+        &self,
+        cx: &Context<'_>,
+        poll: impl Fn(&mut messaging::Mailbox, Ticket, &mut Option<Waker>) -> Poll<T>,
+    ) -> Poll<T> {
         let Some(ticket) = self.ticket else { unreachable!("polled after it was ready") };
-        let polled = self
-            .session
-            .poll_with(cx, |state, waker| state.protocol.shared.poll_result(ticket, waker));
-        if polled.is_ready() {
-            self.ticket = None;
-        }
-        polled
+        self.session.poll_with(cx, |state, waker| poll(&mut state.protocol.shared, ticket, waker))
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use super::rig::{endpoint, message, messages};
 use crate::common::host::Host;
-use crate::common::{DEVICES, poll_for, poll_once, run, run_in_one_thread};
+use crate::common::{DEVICES, poll_for, poll_once, polled_slowly, run, run_in_one_thread};
 
 /// Short queues and frames, so that most messages need many parts.
 fn short() -> Options {
@@ -81,6 +81,55 @@ fn many_sends_may_be_outstanding_and_keep_their_order() {
                 }
             });
         }
+    }
+}
+
+#[test]
+fn posted_messages_arrive_in_order() {
+    for device in DEVICES {
+        run(move || async move {
+            let (client, server) = messages(&endpoint(device), Options::new()).await;
+            let posts = async {
+                for length in lengths() {
+                    client.post(&message(length)).await.unwrap();
+                }
+                client.finish().await.unwrap();
+            };
+            let receives = async {
+                for length in lengths() {
+                    let received = server.receive().await.unwrap().unwrap();
+                    assert!(*received == message(length)[..], "{length}");
+                }
+                assert!(server.receive().await.unwrap().is_none());
+            };
+            tokio::join!(posts, receives);
+        });
+    }
+}
+
+/// The peer has granted memory for few frames, and receives nothing at first.
+#[test]
+fn a_post_that_is_dropped_before_it_is_ready_sends_nothing() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let (client, server) = messages(&endpoint(device), short()).await;
+            client.post(&[0]).await.unwrap();
+            let mut posted = 0;
+            while polled_slowly(100, client.post(&[posted + 1])).await.is_some() {
+                posted += 1;
+            }
+            let receives = async {
+                for number in (0..=posted).chain([255]) {
+                    assert_eq!(*server.receive().await.unwrap().unwrap(), [number]);
+                }
+                assert!(server.receive().await.unwrap().is_none());
+            };
+            let last = async {
+                client.post(&[255]).await.unwrap();
+                client.finish().await.unwrap();
+            };
+            tokio::join!(receives, last);
+        });
     }
 }
 

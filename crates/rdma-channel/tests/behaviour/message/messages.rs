@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use rdma_channel::message::{MessageError, Messages, OperationError, Options, SendError};
+use rdma_channel::{AccessFlags, RemoteMemoryRegion};
 
 use super::rig::{bytes, on_each, once, short};
 
@@ -183,5 +184,79 @@ fn a_call_that_exceeds_its_limit_is_cancelled() {
         assert_eq!(*server.receive().unwrap().unwrap(), *b"a note");
         let error = request.reply(b"an answer").unwrap_err();
         assert!(matches!(error, MessageError::NotSent(SendError::NotOpenRequest)), "{error}");
+    });
+}
+
+/// The peer has granted memory for few frames, and receives nothing at first.
+#[test]
+fn a_posted_message_that_exceeds_its_limit_is_not_sent() {
+    on_each(|rig| {
+        let (client, server) = rig.within(Duration::from_millis(20)).messages(short());
+        let post_in_time = |message: &[u8]| {
+            while let Err(error) = client.post(message) {
+                assert!(is_late(&error), "{error}");
+            }
+        };
+        let mut posted = 0_u32;
+        post_in_time(&posted.to_le_bytes());
+        while client.post(&(posted + 1).to_le_bytes()).is_ok() {
+            posted += 1;
+        }
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                for number in (0..=posted).chain([u32::MAX]) {
+                    assert_eq!(*server.receive().unwrap().unwrap(), number.to_le_bytes());
+                }
+                assert!(server.receive().unwrap().is_none());
+            });
+            post_in_time(&u32::MAX.to_le_bytes());
+            while let Err(error) = client.finish() {
+                assert!(is_late(&error), "{error}");
+            }
+        });
+    });
+}
+
+#[test]
+fn a_message_after_a_write_arrives_after_its_bytes() {
+    on_each(|rig| {
+        let (client, server) = rig.messages(Options::new());
+        let access = AccessFlags::new().with_local_write().with_remote_write();
+        let landing = rig.pd.allocate_shared_region(100_000, access).unwrap();
+        let target = landing.remote();
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                let mut buffer = rig.pool.allocate(100_000).unwrap();
+                for round in 1..=20_u8 {
+                    buffer.fill(round);
+                    let target = target.slice(0..99_000).unwrap();
+                    buffer = client.write(buffer, 1000..100_000, target).wait().unwrap();
+                    client.send(&[round]).unwrap();
+                    assert!(client.receive().unwrap().unwrap().is_empty());
+                }
+            });
+            for round in 1..=20_u8 {
+                assert_eq!(*server.receive().unwrap().unwrap(), [round]);
+                let mut bytes = vec![0; 100_000];
+                landing.read(0, &mut bytes).unwrap();
+                let expected: Vec<_> =
+                    (0..100_000).map(|at| u8::from(at < 99_000) * round).collect();
+                assert!(bytes == expected);
+                server.post(b"").unwrap();
+            }
+        });
+    });
+}
+
+#[test]
+fn a_write_to_memory_that_the_peer_does_not_have_ends_the_connection() {
+    once(|rig| {
+        let (client, _server) = rig.messages(Options::new());
+        let target = RemoteMemoryRegion::new(0x1000, 64, 1);
+        let mut writing = client.write(rig.pool.allocate(64).unwrap(), 0..64, target);
+        let error = writing.wait().unwrap_err();
+        assert!(matches!(error, MessageError::Ended(_)), "{error}");
+        drop(writing);
+        client.send(b"late").unwrap_err();
     });
 }
