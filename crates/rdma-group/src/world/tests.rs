@@ -135,8 +135,8 @@ fn domain() -> ProtectionDomain {
 
 /// Joins the group of an epoch.
 fn world(rank: usize, size: usize, master: &str, epoch: u64) -> World {
-    let master = master.to_owned();
-    let settings = Settings { rank, world_size: size, master, epoch, secret: None };
+    let (master, hosts) = (master.to_owned(), Vec::new());
+    let settings = Settings { rank, world_size: size, master, epoch, secret: None, hosts };
     World::join(&domain(), &settings, LIMIT, LIMIT).unwrap()
 }
 

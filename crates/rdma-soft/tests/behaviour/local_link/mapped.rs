@@ -292,8 +292,8 @@ fn the_last_packet_of_a_write_with_immediate_is_refused_after_a_revocation() {
     }
 }
 
-/// The last packet says how many bytes were written by this connection of the two processes. Another route may lead
-/// elsewhere, so the packet is not sent there.
+/// The last packet contains the number of bytes that this connection of two processes has written. Another route may
+/// lead elsewhere, so the packet is not sent there.
 #[test]
 fn the_last_packet_of_a_write_with_immediate_takes_no_other_route() {
     let mut pair = Pair::new("mapped-notice-route", &HASTY);
