@@ -94,13 +94,13 @@ impl Connecting {
         self.handle.id()
     }
 
-    /// Returns a file that becomes readable when the answer arrives, or when a thread must process messages, like
-    /// [`ConnectionId::file`](crate::ConnectionId::file).
+    /// Returns a file that becomes readable when the answer arrives, or when a thread must process messages. It
+    /// must then pass the connection's event to [`advance`](Self::advance). The first call opens two files.
     ///
     /// # Errors
     /// [`Error::System`] if the process cannot open another file.
     pub fn file(&self) -> Result<Arc<OwnedFd>, Error> {
-        self.handle.engine.file_of(self.handle.token)
+        self.handle.engine.file_of(self.handle.token, false)
     }
 
     /// Processes an event. If it is the listener's answer, the queue pair is moved to RTS.

@@ -151,7 +151,7 @@ impl ConnectionId {
     /// # Errors
     /// [`Error::System`] if the process cannot open another file.
     pub fn file(&self) -> Result<Arc<OwnedFd>, Error> {
-        self.handle.engine.file_of(self.handle.token)
+        self.handle.engine.file_of(self.handle.token, true)
     }
 
     /// Disconnects, with at most 220 bytes of private data. Does not wait for the peer.

@@ -108,22 +108,28 @@ impl<M: Maker> Source<M> {
 
     /// Handles the files of TCP with these keys, and the clients whose time limit has expired.
     pub(crate) fn serve_ready(&mut self, ready: &[u64], until: Until) {
-        if let Self::Tcp(clients) = self {
-            clients.serve_ready(ready, until);
+        match self {
+            Self::Tcp(clients) => clients.serve_ready(ready, until),
+            #[cfg(feature = "cm")]
+            Self::Cm(_) => {}
         }
     }
 
     /// Stops accepting clients for a while, because the same error would recur at once.
     pub(crate) fn pause(&mut self, now: Instant) {
-        if let Self::Tcp(clients) = self {
-            clients.pause(now);
+        match self {
+            Self::Tcp(clients) => clients.pause(now),
+            #[cfg(feature = "cm")]
+            Self::Cm(_) => {}
         }
     }
 
     /// Accepts clients again.
     pub(crate) fn resume(&mut self) {
-        if let Self::Tcp(clients) = self {
-            clients.resume();
+        match self {
+            Self::Tcp(clients) => clients.resume(),
+            #[cfg(feature = "cm")]
+            Self::Cm(_) => {}
         }
     }
 }

@@ -48,8 +48,10 @@ pub(super) enum Tie {
 impl Tie {
     /// Sends this end's farewell, unless this is a forked child. A connection by rdma_cm sends it when it is dropped.
     fn send_farewell(&self) {
-        if let Self::Stream(stream) = self {
-            stream.send_farewell();
+        match self {
+            Self::Stream(stream) => stream.send_farewell(),
+            #[cfg(feature = "cm")]
+            Self::Cm(_) => {}
         }
     }
 }

@@ -249,12 +249,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns a file that is readable once the connection has an event, or while a thread must process messages.
-    pub(crate) fn file_of(&self, token: u64) -> Result<Arc<OwnedFd>, Error> {
+    /// Returns a file that is readable once the connection has an event, or while a thread must process messages. The
+    /// file of an established connection is its socket, if it has one, because only the end is an event then.
+    pub(crate) fn file_of(&self, token: u64, is_established: bool) -> Result<Arc<OwnedFd>, Error> {
         self.check_process()?;
         let mut state = self.locked();
-        if let Some(file) = state.peers.get(&token).and_then(Peer::file) {
-            return Ok(Arc::clone(file));
+        let peer = state.peers.get_mut(&token);
+        if let Some(file) = peer.and_then(|peer| peer.file(is_established)) {
+            return Ok(file);
         }
         let (file, bell) = self.files.watch().map_err(Error::system("watch a connection"))?;
         let file = Arc::new(file);

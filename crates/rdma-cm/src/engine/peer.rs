@@ -197,8 +197,17 @@ impl Peer {
     }
 
     /// Returns the file that the program polls.
-    pub(super) fn file(&self) -> Option<&Arc<OwnedFd>> {
-        self.line.socket().or_else(|| self.watched.as_ref().map(|(file, _)| file))
+    ///
+    /// The socket becomes readable for good only when the connection ends. Before that, another thread may have received
+    /// a message when the program's thread looks.
+    pub(super) fn file(&mut self, is_established: bool) -> Option<Arc<OwnedFd>> {
+        match self.line.socket().filter(|_| is_established) {
+            Some(socket) => {
+                self.watched = None;
+                Some(Arc::clone(socket))
+            }
+            None => self.watched.as_ref().map(|(file, _)| Arc::clone(file)),
+        }
     }
 
     /// Keeps the file that the program polls. `bell` makes it readable once an event was queued.
