@@ -106,6 +106,15 @@ impl<'a> GroupBuilder<'a> {
     /// - [`Error::Io`] if rank 0 cannot listen or cannot be reached, or its name has no address;
     /// - [`Error::Connect`] if this rank cannot listen.
     pub fn join(self) -> Result<Group, Error> {
+        let (pd, settings, limits) = self.check()?;
+        Ok(Group::new(World::join(pd, &settings, limits)?))
+    }
+
+    /// Checks the options. Returns them, with the limits of joining and of collectives.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if there is no such rank, or the group is too large.
+    pub(crate) fn check(self) -> Result<(&'a ProtectionDomain, Settings, [Duration; 2]), Error> {
         let Self { pd, settings, join_limit, limit } = self;
         let Settings { rank, world_size, .. } = settings;
         if rank >= world_size {
@@ -117,7 +126,7 @@ impl<'a> GroupBuilder<'a> {
                 format!("a group has at most {MOST_RANKS} ranks, but the size is {world_size}");
             return Err(Error::Argument(text));
         }
-        Ok(Group::new(World::join(pd, &settings, join_limit, limit)?))
+        Ok((pd, settings, [join_limit, limit]))
     }
 }
 

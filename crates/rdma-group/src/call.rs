@@ -43,8 +43,8 @@ impl Call {
     /// The length of the header of a message. It keeps numbers of 8 bytes aligned.
     pub(crate) const BYTES: usize = 48;
 
-    /// The place of a byte in a message that is for its driver.
-    pub(crate) const DRIVER_BYTE: usize = 3;
+    /// The place of the [form](crate::world::lane::Form) in a message.
+    pub(crate) const FORM_BYTE: usize = 3;
 
     pub(crate) fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -118,7 +118,7 @@ impl fmt::Display for Call {
                 Some(number) => write!(f, " of {number}, {}", name_of(self.variant))?,
             }
             write!(f, ", root {}", self.root)?;
-        } else {
+        } else if self.kind == Kind::Barrier as u8 {
             write!(f, ", algorithm {}", self.variant)?;
         }
         if self.counts != 0 {

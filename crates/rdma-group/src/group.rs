@@ -1,5 +1,8 @@
 //! Groups: the blocking driver of collectives.
 
+pub(crate) mod buffer;
+pub(crate) mod members;
+
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,24 +11,24 @@ use std::time::Duration;
 use bytemuck::Pod;
 use rdma_mem::ProtectionDomain;
 
+use self::buffer::{Buffer, Elements, Memory};
+use self::members::{Members, Plan};
 use crate::builder::GroupBuilder;
-use crate::call::{Call, checksum};
-use crate::collective::Collective;
 use crate::error::Error;
 use crate::reduction::{Combine, Number, Reduction, combine};
-use crate::run::Run;
-use crate::schedule::{BarrierAlgorithm, Blocks, Member};
-use crate::shared_world::SharedWorld;
+use crate::schedule::BarrierAlgorithm;
 use crate::world::World;
+use crate::world::shared::SharedWorld;
 
 /// A group of ranks, which are processes that call the same collectives in the same order.
 ///
-/// A collective returns when this rank has done its part. Only a [barrier](Self::barrier) waits for all ranks. Buffers
-/// are ordinary memory: their bytes are copied to and from registered messages of up to 32 KiB.
+/// A collective returns when this rank has done its part. Only a [barrier](Self::barrier) waits for all ranks. It works
+/// in place on any [`Memory`]. Long blocks are sent without a copy if the memory is a [`buffer`](Self::buffer).
 ///
 /// Two ranks connect in the first collective in which they exchange messages, and stay connected. A connection has
-/// about 0.6 MiB of registered memory at each end. [`all_to_all`](Self::all_to_all) connects all ranks to each other,
-/// and [`BarrierAlgorithm::Centralized`] connects rank 0 to all. Other collectives connect a rank to few others.
+/// about 0.6 MiB of registered memory at each end, and 0.5 MiB more once this rank receives long blocks.
+/// [`all_to_all`](Self::all_to_all) connects all ranks to each other, and [`BarrierAlgorithm::Centralized`] connects rank
+/// 0 to all. Other collectives connect a rank to few others.
 ///
 /// # Failures
 /// If a rank dies or leaves, calls of all others fail with [`Error::Lost`], which names it. If ranks call different
@@ -50,13 +53,7 @@ use crate::world::World;
 /// ```
 pub struct Group {
     world: Arc<SharedWorld>,
-    /// The ranks of the launcher's group that are members, in the order of their ranks in this group.
-    members: Vec<usize>,
-    member: Member,
-    /// The identity of the group, which is the same on all its ranks.
-    id: u64,
-    /// The number of calls.
-    generation: u64,
+    members: Members,
 }
 
 impl Group {
@@ -103,28 +100,48 @@ impl Group {
     }
 
     pub(crate) fn new(world: World) -> Self {
-        let (rank, size) = (world.rank, world.entries.len());
-        let (members, member) = ((0..size).collect(), Member { rank, size });
-        let world = Arc::new(SharedWorld::new(world));
-        Self { world, members, member, id: 0, generation: 0 }
+        let members = Members::all(world.ranks.own, world.ranks.entries.len());
+        Self { world: Arc::new(SharedWorld::new(world)), members }
     }
 
     /// Returns the rank of this process in this group, counted from 0.
     #[must_use]
     pub const fn rank(&self) -> usize {
-        self.member.rank
+        self.members.member.rank
     }
 
     /// Returns the number of ranks in this group.
     #[must_use]
     pub const fn world_size(&self) -> usize {
-        self.member.size
+        self.members.member.size
     }
 
     /// Returns the name of the host of a rank, or `None` if the group has no such rank.
     #[must_use]
     pub fn host(&self, rank: usize) -> Option<String> {
-        self.members.get(rank).map(|rank| self.world.host(*rank))
+        self.members.ranks.get(rank).map(|rank| self.world.host(*rank))
+    }
+
+    /// Allocates a registered buffer of `len` elements, which are zero. Collectives send long blocks of it without
+    /// copying them first.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the memory cannot be registered. The group stays open.
+    ///
+    /// # Examples
+    /// ```
+    /// # use rdma_group::{Group, Reduction};
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let mut group = Group::builder(&pd, 0, 1, "127.0.0.1:7471").join()?;
+    /// let mut gradient = group.buffer::<f32>(1 << 20)?;
+    /// gradient.fill(0.5);
+    /// group.all_reduce(&mut gradient, Reduction::Sum)?;
+    /// # Ok::<(), rdma_group::Error>(())
+    /// ```
+    #[doc(alias = "MPI_Alloc_mem")]
+    pub fn buffer<T: Pod>(&self, len: usize) -> Result<Buffer<T>, Error> {
+        Ok(Buffer::allocate(self.world.pool(), len)?)
     }
 
     /// Waits until all ranks have called a barrier, with [`BarrierAlgorithm::Dissemination`].
@@ -141,8 +158,7 @@ impl Group {
     /// # Errors
     /// See [failures](Self#failures).
     pub fn barrier_with(&mut self, algorithm: BarrierAlgorithm) -> Result<(), Error> {
-        let details = Details { variant: algorithm as u8, ..Details::default() };
-        self.run::<u8>(Collective::Barrier(algorithm), &mut [], details, None)
+        self.run::<u8>(&Plan::barrier(algorithm), Elements::Slice(&mut []), None)
     }
 
     /// Copies the buffer of the rank `root` to all ranks.
@@ -165,9 +181,14 @@ impl Group {
     /// # Ok::<(), rdma_group::Error>(())
     /// ```
     #[doc(alias = "MPI_Bcast")]
-    pub fn broadcast<T: Pod>(&mut self, root: usize, buffer: &mut [T]) -> Result<(), Error> {
-        self.check_root(root)?;
-        self.copy(Collective::Broadcast { root }, buffer, 0)
+    pub fn broadcast<M: Memory + ?Sized>(
+        &mut self,
+        root: usize,
+        buffer: &mut M,
+    ) -> Result<(), Error> {
+        let buffer = buffer.elements();
+        let plan = self.members.broadcast(root, buffer.as_slice())?;
+        self.copy(&plan, buffer)
     }
 
     /// Copies a block of each rank to the rank `root`.
@@ -179,10 +200,10 @@ impl Group {
     /// [`Error::Argument`] if there is no such rank, or the length is not a multiple of the number of ranks. Otherwise
     /// see [failures](Self#failures).
     #[doc(alias = "MPI_Gather")]
-    pub fn gather<T: Pod>(&mut self, root: usize, buffer: &mut [T]) -> Result<(), Error> {
-        self.check_root(root)?;
-        let blocks = self.equal_blocks(buffer)?;
-        self.copy(Collective::Gather { root, blocks }, buffer, 0)
+    pub fn gather<M: Memory + ?Sized>(&mut self, root: usize, buffer: &mut M) -> Result<(), Error> {
+        let buffer = buffer.elements();
+        let plan = self.members.gather(root, buffer.as_slice(), None)?;
+        self.copy(&plan, buffer)
     }
 
     /// Like [`gather`](Self::gather), for blocks of different lengths. All ranks pass the lengths of all blocks.
@@ -191,15 +212,15 @@ impl Group {
     /// [`Error::Argument`] if there is no such rank, or the lengths do not fit. Otherwise see
     /// [failures](Self#failures).
     #[doc(alias = "MPI_Gatherv")]
-    pub fn gather_v<T: Pod>(
+    pub fn gather_v<M: Memory + ?Sized>(
         &mut self,
         root: usize,
-        buffer: &mut [T],
+        buffer: &mut M,
         counts: &[usize],
     ) -> Result<(), Error> {
-        self.check_root(root)?;
-        let blocks = self.blocks_of(buffer, counts)?;
-        self.copy(Collective::Gather { root, blocks }, buffer, sum_of(counts))
+        let buffer = buffer.elements();
+        let plan = self.members.gather(root, buffer.as_slice(), Some(counts))?;
+        self.copy(&plan, buffer)
     }
 
     /// Copies blocks of the rank `root` to their ranks: the opposite of [`gather`](Self::gather). Afterwards, the other
@@ -208,10 +229,14 @@ impl Group {
     /// # Errors
     /// Same errors as [`gather`](Self::gather).
     #[doc(alias = "MPI_Scatter")]
-    pub fn scatter<T: Pod>(&mut self, root: usize, buffer: &mut [T]) -> Result<(), Error> {
-        self.check_root(root)?;
-        let blocks = self.equal_blocks(buffer)?;
-        self.copy(Collective::Scatter { root, blocks }, buffer, 0)
+    pub fn scatter<M: Memory + ?Sized>(
+        &mut self,
+        root: usize,
+        buffer: &mut M,
+    ) -> Result<(), Error> {
+        let buffer = buffer.elements();
+        let plan = self.members.scatter(root, buffer.as_slice(), None)?;
+        self.copy(&plan, buffer)
     }
 
     /// Like [`scatter`](Self::scatter), for blocks of different lengths. All ranks pass the lengths of all blocks.
@@ -219,15 +244,15 @@ impl Group {
     /// # Errors
     /// Same errors as [`gather_v`](Self::gather_v).
     #[doc(alias = "MPI_Scatterv")]
-    pub fn scatter_v<T: Pod>(
+    pub fn scatter_v<M: Memory + ?Sized>(
         &mut self,
         root: usize,
-        buffer: &mut [T],
+        buffer: &mut M,
         counts: &[usize],
     ) -> Result<(), Error> {
-        self.check_root(root)?;
-        let blocks = self.blocks_of(buffer, counts)?;
-        self.copy(Collective::Scatter { root, blocks }, buffer, sum_of(counts))
+        let buffer = buffer.elements();
+        let plan = self.members.scatter(root, buffer.as_slice(), Some(counts))?;
+        self.copy(&plan, buffer)
     }
 
     /// Copies a block of each rank to all ranks. The buffer has a block of the same length for each rank, in rank order,
@@ -250,9 +275,10 @@ impl Group {
     /// # Ok::<(), rdma_group::Error>(())
     /// ```
     #[doc(alias = "MPI_Allgather")]
-    pub fn all_gather<T: Pod>(&mut self, buffer: &mut [T]) -> Result<(), Error> {
-        let blocks = self.equal_blocks(buffer)?;
-        self.copy(Collective::AllGather { blocks }, buffer, 0)
+    pub fn all_gather<M: Memory + ?Sized>(&mut self, buffer: &mut M) -> Result<(), Error> {
+        let buffer = buffer.elements();
+        let plan = self.members.all_gather(buffer.as_slice(), None)?;
+        self.copy(&plan, buffer)
     }
 
     /// Like [`all_gather`](Self::all_gather), for blocks of different lengths. All ranks pass the lengths of all blocks.
@@ -260,13 +286,14 @@ impl Group {
     /// # Errors
     /// [`Error::Argument`] if the lengths do not fit. Otherwise see [failures](Self#failures).
     #[doc(alias = "MPI_Allgatherv")]
-    pub fn all_gather_v<T: Pod>(
+    pub fn all_gather_v<M: Memory + ?Sized>(
         &mut self,
-        buffer: &mut [T],
+        buffer: &mut M,
         counts: &[usize],
     ) -> Result<(), Error> {
-        let blocks = self.blocks_of(buffer, counts)?;
-        self.copy(Collective::AllGather { blocks }, buffer, sum_of(counts))
+        let buffer = buffer.elements();
+        let plan = self.members.all_gather(buffer.as_slice(), Some(counts))?;
+        self.copy(&plan, buffer)
     }
 
     /// Exchanges a block with each rank. The buffer has a block of the same length for each rank, in rank order. The
@@ -275,10 +302,10 @@ impl Group {
     /// # Errors
     /// Same errors as [`all_gather`](Self::all_gather).
     #[doc(alias = "MPI_Alltoall")]
-    pub fn all_to_all<T: Pod>(&mut self, buffer: &mut [T]) -> Result<(), Error> {
-        let sent = self.equal_blocks(buffer)?;
-        let received = sent.clone();
-        self.copy(Collective::AllToAll { sent, received, offset: 0 }, buffer, 0)
+    pub fn all_to_all<M: Memory + ?Sized>(&mut self, buffer: &mut M) -> Result<(), Error> {
+        let buffer = buffer.elements();
+        let plan = self.members.all_to_all(buffer.as_slice())?;
+        self.copy(&plan, buffer)
     }
 
     /// Like [`all_to_all`](Self::all_to_all), for blocks of different lengths.
@@ -297,23 +324,10 @@ impl Group {
         received: &mut [T],
         receive_counts: &[usize],
     ) -> Result<(), Error> {
-        let from = self.blocks_of(sent, send_counts)?;
-        let into = self.blocks_of(received, receive_counts)?;
-        let rank = self.member.rank;
-        let own = (from.block(rank), into.block(rank));
-        if own.0.len() != own.1.len() {
-            let text = "the block of this rank to itself has two lengths";
-            return Err(Error::Argument(text.to_owned()));
-        }
-        let offset = from.len();
-        let mut bytes =
-            [bytemuck::cast_slice(sent), bytemuck::cast_slice::<T, u8>(received)].concat();
-        bytes.copy_within(own.0, own.1.start + offset);
-        // The lengths of the buffers differ between ranks.
-        let details = Details { element_bytes: size_of::<T>(), elements: 0, ..Details::default() };
-        let collective = Collective::AllToAll { sent: from, received: into, offset };
-        self.run(collective, &mut bytes, details, None)?;
-        bytemuck::cast_slice_mut(received).copy_from_slice(bytes.get(offset..).unwrap_or_default());
+        let (from, into) = ((sent, send_counts), (&*received, receive_counts));
+        let (plan, mut bytes) = self.members.all_to_all_v(from, into)?;
+        self.copy(&plan, Elements::Slice(&mut bytes[..]))?;
+        bytemuck::cast_slice_mut(received).copy_from_slice(&bytes[size_of_val(sent)..]);
         Ok(())
     }
 
@@ -323,14 +337,15 @@ impl Group {
     /// # Errors
     /// [`Error::Argument`] if there is no such rank; otherwise see [failures](Self#failures).
     #[doc(alias = "MPI_Reduce")]
-    pub fn reduce<T: Number>(
+    pub fn reduce<M: Memory<Element: Number> + ?Sized>(
         &mut self,
         root: usize,
-        buffer: &mut [T],
-        reduction: Reduction<'_, T>,
+        buffer: &mut M,
+        reduction: Reduction<'_, M::Element>,
     ) -> Result<(), Error> {
-        self.check_root(root)?;
-        self.reduce_by(Collective::Reduce { root }, buffer, reduction)
+        let buffer = buffer.elements();
+        let plan = self.members.reduce(root, buffer.as_slice(), reduction)?;
+        self.run(&plan, buffer, Some(&*combine(reduction)))
     }
 
     /// Combines the buffers of all ranks, and writes the result to all of them.
@@ -356,13 +371,14 @@ impl Group {
     /// # Ok::<(), rdma_group::Error>(())
     /// ```
     #[doc(alias = "MPI_Allreduce")]
-    pub fn all_reduce<T: Number>(
+    pub fn all_reduce<M: Memory<Element: Number> + ?Sized>(
         &mut self,
-        buffer: &mut [T],
-        reduction: Reduction<'_, T>,
+        buffer: &mut M,
+        reduction: Reduction<'_, M::Element>,
     ) -> Result<(), Error> {
-        let is_commutative = reduction.is_commutative();
-        self.reduce_by(Collective::AllReduce { is_commutative }, buffer, reduction)
+        let buffer = buffer.elements();
+        let plan = Members::all_reduce(buffer.as_slice(), reduction);
+        self.run(&plan, buffer, Some(&*combine(reduction)))
     }
 
     /// Combines the buffers of all ranks, and writes a block of the result to each buffer. Returns the range of the
@@ -384,14 +400,14 @@ impl Group {
     /// # Ok::<(), rdma_group::Error>(())
     /// ```
     #[doc(alias = "MPI_Reduce_scatter_block")]
-    pub fn reduce_scatter<T: Number>(
+    pub fn reduce_scatter<M: Memory<Element: Number> + ?Sized>(
         &mut self,
-        buffer: &mut [T],
-        reduction: Reduction<'_, T>,
+        buffer: &mut M,
+        reduction: Reduction<'_, M::Element>,
     ) -> Result<Range<usize>, Error> {
-        let blocks = Blocks::even(buffer.len(), self.member.size);
-        let (own, is_commutative) = (blocks.block(self.member.rank), reduction.is_commutative());
-        self.reduce_by(Collective::ReduceScatter { is_commutative, blocks }, buffer, reduction)?;
+        let buffer = buffer.elements();
+        let (plan, own) = self.members.reduce_scatter(buffer.as_slice(), reduction);
+        self.run(&plan, buffer, Some(&*combine(reduction)))?;
         Ok(own)
     }
 
@@ -417,133 +433,34 @@ impl Group {
     /// ```
     #[doc(alias = "MPI_Comm_split")]
     pub fn split(&mut self, colour: u64, key: u64) -> Result<Self, Error> {
-        let mut all = vec![[0; 2]; self.member.size];
-        if let Some(own) = all.get_mut(self.member.rank) {
-            *own = [colour, key];
-        }
-        let id = checksum([self.id, self.generation, colour]);
-        self.all_gather(&mut all)?;
-        let ranks = all.iter().enumerate().filter(|(_, [other, _])| *other == colour);
-        let mut ranks: Vec<_> = ranks.map(|(rank, [_, key])| (*key, rank)).collect();
-        ranks.sort_unstable();
-        let rank = ranks.iter().position(|(_, rank)| *rank == self.member.rank).unwrap_or(0);
-        let members = ranks.iter().filter_map(|(_, rank)| self.members.get(*rank).copied());
-        Ok(Self {
-            world: Arc::clone(&self.world),
-            members: members.collect(),
-            member: Member { rank, size: ranks.len() },
-            id,
-            generation: 0,
-        })
-    }
-
-    fn check_root(&self, root: usize) -> Result<(), Error> {
-        let size = self.member.size;
-        if root < size {
-            return Ok(());
-        }
-        Err(Error::Argument(format!("the root is rank {root}, but the group has {size} ranks")))
-    }
-
-    /// Divides a buffer into blocks of the same length, in bytes.
-    fn equal_blocks<T: Pod>(&self, buffer: &[T]) -> Result<Blocks, Error> {
-        let (len, size) = (buffer.len(), self.member.size);
-        if len.is_multiple_of(size) {
-            return Ok(Blocks::even(size_of_val(buffer), size));
-        }
-        Err(Error::Argument(format!(
-            "{len} elements are no multiple of {size} ranks: pass as many for each rank, or the counts"
-        )))
-    }
-
-    /// Divides a buffer into blocks of these lengths. The blocks are in bytes.
-    fn blocks_of<T: Pod>(&self, buffer: &[T], counts: &[usize]) -> Result<Blocks, Error> {
-        let (len, size) = (buffer.len(), self.member.size);
-        let bytes: Option<Vec<_>> =
-            counts.iter().map(|count| count.checked_mul(size_of::<T>())).collect();
-        let blocks = bytes.and_then(|bytes| Blocks::of(&bytes));
-        let fits = |blocks: &Blocks| counts.len() == size && blocks.len() == size_of_val(buffer);
-        blocks.filter(fits).ok_or_else(|| {
-            Error::Argument(format!(
-                "{} counts do not divide a buffer of {len} elements between {size} ranks",
-                counts.len()
-            ))
-        })
+        let mut pairs = self.members.pairs(colour, key);
+        self.all_gather(&mut pairs)?;
+        let members = self.members.split(&pairs, colour);
+        Ok(Self { world: Arc::clone(&self.world), members })
     }
 
     /// Runs a collective that only copies.
-    fn copy<T: Pod>(
-        &mut self,
-        collective: Collective,
-        buffer: &mut [T],
-        counts: u64,
-    ) -> Result<(), Error> {
-        let (element_bytes, elements) = (size_of::<T>(), buffer.len());
-        let details = Details { element_bytes, elements, counts, ..Details::default() };
-        self.run(collective, bytemuck::cast_slice_mut::<T, u8>(buffer), details, None)
-    }
-
-    fn reduce_by<T: Number>(
-        &mut self,
-        collective: Collective,
-        buffer: &mut [T],
-        reduction: Reduction<'_, T>,
-    ) -> Result<(), Error> {
-        let details = Details {
-            variant: reduction.code(),
-            number: T::CODE,
-            element_bytes: size_of::<T>(),
-            elements: buffer.len(),
-            counts: 0,
-        };
-        self.run(collective, buffer, details, Some(&*combine(reduction)))
+    fn copy<T: Pod>(&mut self, plan: &Plan, buffer: Elements<'_, T>) -> Result<(), Error> {
+        self.run(plan, buffer.into_bytes(), None)
     }
 
     fn run<T: Pod>(
         &mut self,
-        collective: Collective,
-        buffer: &mut [T],
-        details: Details,
+        plan: &Plan,
+        buffer: Elements<'_, T>,
         combine: Option<&Combine<'_, T>>,
     ) -> Result<(), Error> {
-        let call = Call {
-            kind: collective.kind() as u8,
-            variant: details.variant,
-            number: details.number,
-            root: u32::try_from(collective.root()).unwrap_or(u32::MAX),
-            element_bytes: details.element_bytes as u64,
-            group: self.id,
-            generation: self.generation,
-            elements: details.elements as u64,
-            counts: details.counts,
-        };
         let mut world = self.world.enter()?;
-        self.generation += 1;
-        let schedule = collective.schedule(self.member, buffer.len(), size_of::<T>());
-        world.execute(&self.members, Run::new(call, schedule, buffer, combine))
+        let run = self.members.start(plan, buffer, combine);
+        world.execute(&self.members.ranks, run)
     }
-}
-
-/// The parts of a [`Call`] that depend on the buffer and the reduction.
-#[derive(Default)]
-struct Details {
-    variant: u8,
-    number: u8,
-    element_bytes: usize,
-    elements: usize,
-    counts: u64,
 }
 
 /// Formats the rank and the size.
 impl fmt::Debug for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Group(rank {} of {})", self.member.rank, self.member.size)
+        write!(f, "Group(rank {} of {})", self.members.member.rank, self.members.member.size)
     }
-}
-
-/// Returns a checksum of the lengths of blocks.
-fn sum_of(counts: &[usize]) -> u64 {
-    checksum(counts.iter().map(|count| *count as u64))
 }
 
 /// The default limit of a collective.

@@ -25,6 +25,7 @@
 //! | copy from all ranks to all | [`Group::all_gather`], [`all_gather_v`](Group::all_gather_v), [`all_to_all`](Group::all_to_all), [`all_to_all_v`](Group::all_to_all_v) |
 //! | combine the numbers of all ranks | [`Group::all_reduce`], [`reduce`](Group::reduce), [`reduce_scatter`](Group::reduce_scatter), with a [`Reduction`] |
 //! | work with some of the ranks | [`Group::split`] |
+//! | send long blocks without a copy | [`Group::buffer`] |
 //! | set limits, a secret or an epoch | [`GroupBuilder`] |
 //! | handle errors | [`Error`], [failures](Group#failures) |
 //!
@@ -48,12 +49,12 @@ pub mod network;
 mod reduction;
 mod run;
 mod schedule;
-mod shared_world;
 mod world;
 
 pub use builder::GroupBuilder;
 pub use error::Error;
 pub use group::Group;
+pub use group::buffer::{Buffer, Memory};
 pub use reduction::{Number, Reduction};
 pub use schedule::BarrierAlgorithm;
 

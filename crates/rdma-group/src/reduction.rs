@@ -75,7 +75,7 @@ pub enum Reduction<'f, T> {
     /// A function, which must be associative. It need not be commutative: its first argument is from lower ranks than
     /// its second. All ranks must pass the same function, which is not checked. If it panics, the group is closed. If it
     /// calls a collective of a subgroup, that call fails.
-    Custom(&'f dyn Fn(T, T) -> T),
+    Custom(&'f (dyn Fn(T, T) -> T + Sync)),
 }
 
 impl<T> Reduction<'_, T> {
@@ -111,7 +111,7 @@ pub(crate) const fn name_of(code: u8) -> &'static str {
 }
 
 /// A function that changes elements of this rank. Its arguments are the elements and the bytes of a peer's elements.
-pub(crate) type Combine<'f, T> = dyn Fn(&mut [T], &[u8], Side) + 'f;
+pub(crate) type Combine<'f, T> = dyn Fn(&mut [T], &[u8], Side) + Send + Sync + 'f;
 
 /// Whether the peer's elements are from lower or from higher ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

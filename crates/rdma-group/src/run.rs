@@ -3,20 +3,27 @@
 use std::ops::Range;
 
 use bytemuck::Pod;
+use rdma_mem::{Buffer, ProtectionDomain};
 
 use crate::call::Call;
+use crate::group::buffer::Elements;
 use crate::reduction::{Combine, Side};
 use crate::schedule::{Action, Schedule, Transfer};
+use crate::world::lane::{Form, PIECE_BYTES};
 
-/// The maximum number of data bytes of a message, and of its bytes with the header.
+/// The maximum number of data bytes of a message, and of its bytes with the header. Longer pieces are
+/// [written](crate::world::lane) to the peer.
 const DATA_BYTES: usize = 32 << 10;
 pub(crate) const MESSAGE_BYTES: usize = Call::BYTES + DATA_BYTES;
 
+/// Transfers of at most this length in bytes are sent in messages, and longer ones in long pieces.
+const SHORT_BYTES: usize = 2 * DATA_BYTES;
+
 /// The next step of a collective.
 #[derive(Debug)]
-pub(crate) enum Next<'r> {
-    /// Send this message to this rank.
-    Send(usize, &'r mut [u8]),
+pub(crate) enum Next {
+    /// Send this part of the buffer to this rank.
+    Send(usize, Range<usize>),
     /// Receive a message from this rank, and pass it to [`Run::received`].
     Receive(usize),
     Done,
@@ -38,13 +45,14 @@ pub(crate) enum Mismatch {
 pub(crate) struct Run<'a, T> {
     call: Call,
     schedule: Schedule,
-    buffer: &'a mut [T],
+    buffer: Elements<'a, T>,
     combine: Option<&'a Combine<'a, T>>,
     round: usize,
     piece: usize,
     /// The number of transfers of the piece that were considered: first all for sends, then all for receives.
     done: usize,
-    message: Vec<u8>,
+    /// A message that is sent, or data of a long piece that was received.
+    scratch: Vec<u8>,
 }
 
 impl<'a, T: Pod> Run<'a, T> {
@@ -55,22 +63,24 @@ impl<'a, T: Pod> Run<'a, T> {
     pub(crate) fn new(
         call: Call,
         schedule: Schedule,
-        buffer: &'a mut [T],
+        buffer: Elements<'a, T>,
         combine: Option<&'a Combine<'a, T>>,
     ) -> Self {
-        Self { call, schedule, buffer, combine, round: 0, piece: 0, done: 0, message: Vec::new() }
+        Self { call, schedule, buffer, combine, round: 0, piece: 0, done: 0, scratch: Vec::new() }
     }
 
     /// Returns the part of the transfer's range in the current piece. A transfer has at least one piece.
-    fn part(&self, Transfer { range, .. }: &Transfer) -> Option<Range<usize>> {
-        let elements = (DATA_BYTES / size_of::<T>().max(1)).max(1);
+    fn part(&self, transfer: &Transfer) -> Option<Range<usize>> {
+        let bytes = if is_long::<T>(transfer) { PIECE_BYTES } else { DATA_BYTES };
+        let elements = (bytes / size_of::<T>().max(1)).max(1);
+        let range = &transfer.range;
         let start = range.start + self.piece * elements;
         let is_part = self.piece == 0 || start < range.end;
         is_part.then(|| start..(start + elements).min(range.end))
     }
 
     /// Returns the next step, and takes it as done if it is a send.
-    pub(crate) fn next(&mut self) -> Next<'_> {
+    pub(crate) fn next(&mut self) -> Next {
         while let Some(round) = self.schedule.get(self.round) {
             let transfers = round.len();
             if self.done == 2 * transfers {
@@ -90,10 +100,7 @@ impl<'a, T: Pod> Run<'a, T> {
                         return Next::Receive(peer);
                     }
                     self.done += 1;
-                    self.message.clear();
-                    self.message.extend_from_slice(&self.call.to_bytes());
-                    self.message.extend_from_slice(bytemuck::cast_slice(&self.buffer[part]));
-                    return Next::Send(peer, &mut self.message);
+                    return Next::Send(peer, part);
                 }
                 _ => self.done += 1,
             }
@@ -101,8 +108,54 @@ impl<'a, T: Pod> Run<'a, T> {
         Next::Done
     }
 
-    /// Processes the message that [`next`](Self::next) has requested.
-    pub(crate) fn received(&mut self, message: &[u8]) -> Result<(), Mismatch> {
+    /// Returns the bytes of a part of the buffer.
+    pub(crate) fn bytes(&self, part: &Range<usize>) -> &[u8] {
+        bytemuck::cast_slice(&self.buffer.as_slice()[part.clone()])
+    }
+
+    /// Returns true if a part is too long for a message, so that it is written to the peer.
+    pub(crate) fn is_written(&self, part: &Range<usize>) -> bool {
+        self.bytes(part).len() > DATA_BYTES
+    }
+
+    /// Returns the message for a part. If the part is too long for a message, the message announces that the part was
+    /// written to the peer.
+    pub(crate) fn message(&mut self, part: &Range<usize>) -> &[u8] {
+        let mut header = self.call.to_bytes();
+        let data: &[u8] = bytemuck::cast_slice(&self.buffer.as_slice()[part.clone()]);
+        self.scratch.clear();
+        if data.len() > DATA_BYTES {
+            header[Call::FORM_BYTE] = Form::Long as u8;
+            self.scratch.extend_from_slice(&header);
+            self.scratch.extend_from_slice(&(data.len() as u64).to_le_bytes());
+        } else {
+            self.scratch.extend_from_slice(&header);
+            self.scratch.extend_from_slice(data);
+        }
+        &self.scratch
+    }
+
+    /// Lends the memory of a part if it is registered in this domain, with the range of the part in bytes.
+    pub(crate) fn lend(
+        &mut self,
+        part: &Range<usize>,
+        pd: &ProtectionDomain,
+    ) -> Option<(Buffer, Range<usize>)> {
+        self.buffer.lend(part, pd)
+    }
+
+    /// Takes memory back that was lent.
+    pub(crate) fn restore(&mut self, memory: Buffer) {
+        self.buffer.restore(memory);
+    }
+
+    /// Processes the message that [`next`](Self::next) has requested. `written` copies bytes that the peer has written,
+    /// from an offset of the piece.
+    pub(crate) fn received(
+        &mut self,
+        message: &[u8],
+        written: impl Fn(usize, &mut [u8]),
+    ) -> Result<(), Mismatch> {
         let Some(round) = self.schedule.get(self.round) else { return Ok(()) };
         let transfer = &round[self.done % round.len()];
         let Some(part) = self.part(transfer) else { return Ok(()) };
@@ -112,21 +165,47 @@ impl<'a, T: Pod> Run<'a, T> {
         if call != self.call {
             return Err(Mismatch::Call(call));
         }
-        if data.len() != expected {
-            return Err(Mismatch::Length { found: data.len(), expected });
+        let is_written = Form::of(message) == Form::Long;
+        let found = match data.first_chunk() {
+            Some(length) if is_written => {
+                usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX)
+            }
+            _ => data.len(),
+        };
+        if found != expected || is_written != (expected > DATA_BYTES) {
+            return Err(Mismatch::Length { found, expected });
         }
         let side = match transfer.action {
             Action::ReduceFromLower => Some(Side::Lower),
             Action::ReduceFromHigher => Some(Side::Higher),
             Action::Receive | Action::Send => None,
         };
-        let own = &mut self.buffer[part];
+        let own = &mut self.buffer.as_mut_slice()[part];
         match (side, self.combine) {
+            (Some(side), Some(combine)) if is_written => {
+                let elements = (DATA_BYTES / size_of::<T>().max(1)).max(1);
+                let mut start = 0;
+                for own in own.chunks_mut(elements) {
+                    self.scratch.resize(size_of_val(own), 0);
+                    written(start, &mut self.scratch);
+                    start += self.scratch.len();
+                    combine(own, &self.scratch, side);
+                }
+            }
             (Some(side), Some(combine)) => combine(own, data, side),
+            _ if is_written => written(0, bytemuck::cast_slice_mut(own)),
             _ => bytemuck::cast_slice_mut(own).copy_from_slice(data),
         }
         self.done += 1;
         Ok(())
+    }
+
+    /// Returns the ranks that write long pieces to this rank.
+    pub(crate) fn writers(&self) -> impl Iterator<Item = usize> {
+        let transfers = self.schedule.iter().flatten();
+        let writes =
+            |transfer: &&Transfer| transfer.action != Action::Send && is_long::<T>(transfer);
+        transfers.filter(writes).map(|transfer| transfer.peer)
     }
 
     pub(crate) const fn call(&self) -> &Call {
@@ -137,6 +216,10 @@ impl<'a, T: Pod> Run<'a, T> {
     pub(crate) fn peers(&self) -> impl Iterator<Item = usize> {
         self.schedule.iter().flatten().map(|transfer| transfer.peer)
     }
+}
+
+fn is_long<T>(transfer: &Transfer) -> bool {
+    transfer.range.len() * size_of::<T>() > SHORT_BYTES
 }
 
 #[cfg(test)]

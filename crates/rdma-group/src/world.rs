@@ -1,9 +1,14 @@
 //! The connections between the ranks of a launcher's group, which its subgroups share.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+pub(crate) mod lane;
+pub(crate) mod ranks;
+pub(crate) mod shared;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::net::SocketAddr;
+use std::ops::Range;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,36 +16,29 @@ use bytemuck::Pod;
 use rdma_channel::message::{Message, MessageError, Messages, Options};
 use rdma_channel::prelude::*;
 use rdma_channel::{
-    BufferPool, Channel, ChannelListener, ConnectError, ProtectionDomain, RendezvousBuilder,
+    Buffer, BufferPool, Channel, ChannelListener, ConnectError, ProtectionDomain,
+    RemoteMemoryRegion, RendezvousBuilder,
 };
 
-use crate::bootstrap;
-use crate::bootstrap::link::{Keys, after};
-use crate::bootstrap::star::{Notice, Star};
-use crate::bootstrap::table::{Entry, Table};
-use crate::call::Call;
+use self::lane::Lane;
+use self::ranks::{CHECK, Failure, Ranks};
+use crate::bootstrap::link::after;
 use crate::environment::Settings;
 use crate::error::Error;
-use crate::run::{MESSAGE_BYTES, Mismatch, Next, Run};
+use crate::run::{MESSAGE_BYTES, Next, Run};
 
-/// The time between two checks for notices while a rank waits.
-const CHECK: Duration = Duration::from_millis(20);
+/// The error of a rank whose function of a reduction panicked.
+const PANICKED: &str = "its function panicked";
 
-/// The time between two checks for notices while a rank sends. A message is sent again after each, so a
-/// device should take less time for a message.
-const SEND: Duration = Duration::from_secs(1);
+/// The length of the registered memory to which long pieces of ordinary memory are copied. It fits in the caches.
+const STAGED_BYTES: usize = 32 << 10;
 
 /// All ranks of the launcher, and the connections of this one.
 pub(crate) struct World {
-    pub(crate) rank: usize,
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) ranks: Ranks,
     pub(crate) pd: ProtectionDomain,
-    pool: BufferPool,
+    pub(crate) pool: BufferPool,
     options: Options,
-    limit: Duration,
-    keys: Arc<Keys>,
-    session: [u8; 16],
-    star: Star,
     /// `None` once the group is closed.
     connections: Option<Connections>,
 }
@@ -49,81 +47,39 @@ struct Connections {
     /// `None` if the group has a single rank.
     listener: Option<ChannelListener>,
     peers: Vec<Option<Peer>>,
+    /// Registered memory for long pieces of ordinary memory.
+    staged: Option<Buffer>,
 }
 
-/// A connection to a rank. A message whose send times out is sent again, although it may have been sent. Therefore, each
-/// message has a number, and the receiver drops a message with the number of the one before.
+/// A connection to a rank.
 struct Peer {
     messages: Messages,
-    /// The numbers of the last messages.
-    sent: u8,
-    received: u8,
+    lane: Lane,
+    /// Messages that were received before the run needs them.
+    early: VecDeque<Message>,
 }
 
 /// A connection to a higher rank, and that rank's answer.
 type Dialed = Result<(Channel, Box<[u8]>), ConnectError>;
-
-/// The reason that a collective fails.
-enum Failure {
-    /// The connection to this rank has ended.
-    Lost(usize),
-    /// Another rank has closed the group.
-    Notice(Notice),
-    /// The connection to this rank could not be made. The rank may have died meanwhile.
-    Connect(usize, ConnectError),
-    /// This rank has detected an error.
-    Own(Error),
-}
 
 impl World {
     /// Joins the other ranks.
     pub(crate) fn join(
         pd: &ProtectionDomain,
         settings: &Settings,
-        join_limit: Duration,
-        limit: Duration,
+        [join_limit, limit]: [Duration; 2],
     ) -> Result<Self, Error> {
-        let Settings { rank, world_size, ref secret, .. } = *settings;
-        let keys = Arc::new(Keys::new(secret.as_deref().unwrap_or_default()));
         let options = options();
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let mut listener = None;
-        let (table, star) = if world_size == 1 {
-            let address = SocketAddr::from((IpAddr::from([127, 0, 0, 1]), 0));
-            let entries = vec![Entry { address, host }];
-            (Table { session: [0; 16], entries }, Star::new(0, Vec::new()))
-        } else {
-            bootstrap::join(settings, join_limit, &keys, |ip| {
-                let builder = builder(pd, &options).rendezvous_timeout(limit);
-                let listens = builder.listen(SocketAddr::from((ip, 0)));
-                let listens = listens.map_err(|source| Error::Connect {
-                    rank,
-                    host: host.clone(),
-                    source,
-                })?;
-                let address = listens.local_addr();
-                listener = Some(listens);
-                Ok(Entry { address, host })
-            })?
-        };
-        let Table { session, entries } = table;
-        let peers = entries.iter().map(|_| None).collect();
-        Ok(Self {
-            rank,
-            entries,
-            pd: pd.clone(),
-            pool: BufferPool::new(pd),
-            options,
-            limit,
-            keys,
-            session,
-            star,
-            connections: Some(Connections { listener, peers }),
-        })
-    }
-
-    fn host(&self, rank: usize) -> String {
-        self.entries.get(rank).map(|entry| entry.host.clone()).unwrap_or_default()
+        let ranks = Ranks::join(settings, [join_limit, limit], |ip| {
+            let builder = builder(pd, &options).rendezvous_timeout(limit);
+            let listens = listener.insert(builder.listen(SocketAddr::from((ip, 0)))?);
+            Ok(listens.local_addr())
+        })?;
+        let peers = ranks.entries.iter().map(|_| None).collect();
+        let connections = Connections { listener, peers, staged: None };
+        let (pd, pool) = (pd.clone(), BufferPool::new(pd));
+        Ok(Self { ranks, pd, pool, options, connections: Some(connections) })
     }
 
     /// Runs a collective of these ranks. Closes the group if it fails.
@@ -132,18 +88,29 @@ impl World {
         members: &[usize],
         run: Run<'_, T>,
     ) -> Result<(), Error> {
+        self.call(|world, connections| world.proceed(connections, members, run))
+    }
+
+    /// Makes a call. Closes the group if it fails.
+    fn call<R>(
+        &mut self,
+        call: impl FnOnce(&mut Self, &mut Connections) -> Result<R, Failure>,
+    ) -> Result<R, Error> {
         let Some(mut connections) = self.connections.take() else { return Err(Error::Closed) };
-        let proceed = AssertUnwindSafe(|| self.proceed(&mut connections, members, run));
         // The connections end after the report.
-        match panic::catch_unwind(proceed) {
-            Ok(Ok(())) => {
+        match panic::catch_unwind(AssertUnwindSafe(|| call(self, &mut connections))) {
+            Ok(Ok(result)) => {
                 self.connections = Some(connections);
-                Ok(())
+                Ok(result)
             }
-            Ok(Err(failure)) => Err(self.report(failure)),
+            Ok(Err(failure)) => {
+                if self.ranks.report(&failure) {
+                    self.ranks.star.await_notice();
+                }
+                Err(self.ranks.error(failure))
+            }
             Err(payload) => {
-                let error = "its function panicked".to_owned();
-                self.star.report(Notice { rank: self.rank, error });
+                self.ranks.close(PANICKED.to_owned());
                 panic::resume_unwind(payload)
             }
         }
@@ -155,92 +122,179 @@ impl World {
         members: &[usize],
         mut run: Run<'_, T>,
     ) -> Result<(), Failure> {
-        let until = after(self.limit);
+        let until = after(self.ranks.limit);
         let in_world = |rank: usize| members.get(rank).copied().unwrap_or(rank);
-        let peers: BTreeSet<_> = run.peers().map(in_world).collect();
-        self.connect(connections, &peers, until)?;
-        let Connections { peers, .. } = connections;
+        let all: BTreeSet<_> = run.peers().map(in_world).collect();
+        self.connect(connections, &all, until)?;
+        let Connections { peers, staged, .. } = connections;
+        let writers: BTreeSet<_> = run.writers().map(in_world).collect();
+        for rank in writers {
+            self.open(rank, at(peers, rank)?, until)?;
+        }
         loop {
-            let (peer, message) = match run.next() {
-                Next::Done => return Ok(()),
-                Next::Send(peer, message) => (in_world(peer), Some(message)),
-                Next::Receive(peer) => (in_world(peer), None),
-            };
-            let place = peers.get_mut(peer).and_then(Option::as_mut);
-            let connection = place.ok_or(Failure::Lost(peer))?;
-            if let Some(message) = message {
-                self.send(peer, connection, message, until)?;
-                if Instant::now() >= until {
-                    return Err(self.late(peer));
+            match run.next() {
+                Next::Done => {
+                    self.flush(peers, &all, until);
+                    return Ok(());
                 }
-                continue;
-            }
-            let message = self.receive(peer, connection, until)?;
-            run.received(&message).map_err(|mismatch| {
-                let (theirs, ours) = match mismatch {
-                    Mismatch::Call(theirs) => (theirs.to_string(), run.call().to_string()),
-                    Mismatch::Length { found, expected } => {
-                        let call = run.call();
-                        (format!("{call} with {found} bytes"), format!("it with {expected} bytes"))
+                Next::Send(rank, part) => {
+                    let rank = in_world(rank);
+                    let peer = at(peers, rank)?;
+                    if run.is_written(&part) {
+                        self.write(rank, peer, (&mut run, &part), staged, until)?;
                     }
-                };
-                Failure::Own(Error::Mismatch { rank: peer, host: self.host(peer), theirs, ours })
-            })?;
+                    self.send(rank, &peer.messages, run.message(&part), until)?;
+                    if Instant::now() >= until {
+                        return Err(self.ranks.late(rank));
+                    }
+                }
+                Next::Receive(rank) => {
+                    let rank = in_world(rank);
+                    let peer = at(peers, rank)?;
+                    let message = self.receive(rank, peer, until)?;
+                    let read = |offset, bytes: &mut [u8]| peer.lane.read(offset, bytes);
+                    run.received(&message, read)
+                        .map_err(|it| self.ranks.mismatch(rank, &run, it))?;
+                    if let Some(grant) = peer.lane.received(&message) {
+                        self.send(rank, &peer.messages, &grant, until)?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Opens the landing for a peer, unless it is open.
+    fn open(&mut self, rank: usize, peer: &mut Peer, until: Instant) -> Result<(), Failure> {
+        if peer.lane.is_open() {
+            return Ok(());
+        }
+        let landing = Lane::landing(&self.pd).map_err(|error| Failure::Own(error.into()))?;
+        let message = peer.lane.open(landing);
+        self.send(rank, &peer.messages, &message, until)
+    }
+
+    /// Writes a long piece to the landing of a peer.
+    fn write<T: Pod>(
+        &mut self,
+        rank: usize,
+        peer: &mut Peer,
+        (run, part): (&mut Run<'_, T>, &Range<usize>),
+        staged: &mut Option<Buffer>,
+        until: Instant,
+    ) -> Result<(), Failure> {
+        let length = run.bytes(part).len();
+        let target = loop {
+            match peer.lane.next_target(length) {
+                Some(target) => break target,
+                None => {
+                    let message = self.next_message(rank, peer, until)?;
+                    if !peer.lane.process(&message) {
+                        peer.early.push_back(message);
+                    }
+                }
+            }
+        };
+        if let Some((memory, range)) = run.lend(part, &self.pd) {
+            run.restore(self.write_from(rank, peer, (memory, range), target, until)?);
+            return Ok(());
+        }
+        let mut memory = match staged.take() {
+            Some(memory) => memory,
+            None => self.pool.allocate(STAGED_BYTES).map_err(|error| Failure::Own(error.into()))?,
+        };
+        for (start, bytes) in (0..).step_by(STAGED_BYTES).zip(run.bytes(part).chunks(STAGED_BYTES))
+        {
+            let target = target.slice(start..start + bytes.len()).ok_or(Failure::Lost(rank))?;
+            memory[..bytes.len()].copy_from_slice(bytes);
+            memory = self.write_from(rank, peer, (memory, 0..bytes.len()), target, until)?;
+        }
+        *staged = Some(memory);
+        Ok(())
+    }
+
+    fn write_from(
+        &mut self,
+        rank: usize,
+        peer: &Peer,
+        (memory, range): (Buffer, Range<usize>),
+        target: RemoteMemoryRegion,
+        until: Instant,
+    ) -> Result<Buffer, Failure> {
+        let mut writing = peer.messages.write(memory, range, target);
+        loop {
+            match writing.wait() {
+                Ok(memory) => return Ok(memory),
+                Err(MessageError::TimedOut { .. }) => self.ranks.check(rank, until)?,
+                Err(_) => return Err(Failure::Lost(rank)),
+            }
         }
     }
 
     fn send(
         &mut self,
         rank: usize,
-        peer: &mut Peer,
-        message: &mut [u8],
+        peer: &Messages,
+        message: &[u8],
         until: Instant,
     ) -> Result<(), Failure> {
-        peer.sent = peer.sent.wrapping_add(1);
-        if let Some(number) = message.get_mut(Call::DRIVER_BYTE) {
-            *number = peer.sent;
-        }
         loop {
-            match peer.messages.send(message) {
+            match peer.post(message) {
                 Ok(()) => return Ok(()),
-                Err(MessageError::TimedOut { .. }) => self.check(rank, until)?,
+                Err(MessageError::TimedOut { .. }) => self.ranks.check(rank, until)?,
                 Err(_) => return Err(Failure::Lost(rank)),
             }
         }
     }
 
+    /// Receives a message of a collective.
     fn receive(
         &mut self,
         rank: usize,
         peer: &mut Peer,
         until: Instant,
     ) -> Result<Message, Failure> {
+        if let Some(message) = peer.early.pop_front() {
+            return Ok(message);
+        }
+        loop {
+            let message = self.next_message(rank, peer, until)?;
+            if !peer.lane.process(&message) {
+                return Ok(message);
+            }
+        }
+    }
+
+    fn next_message(
+        &mut self,
+        rank: usize,
+        peer: &Peer,
+        until: Instant,
+    ) -> Result<Message, Failure> {
         loop {
             match peer.messages.receive() {
-                Ok(Some(message)) => match message.get(Call::DRIVER_BYTE) {
-                    Some(number) if *number == peer.received => {}
-                    number => {
-                        peer.received = number.copied().unwrap_or_default();
-                        return Ok(message);
+                Ok(Some(message)) => return Ok(message),
+                Err(MessageError::TimedOut { .. }) => {
+                    if let Err(failure) = self.ranks.check(rank, until) {
+                        // A message may have arrived before the notice.
+                        return peer.messages.receive().ok().flatten().ok_or(failure);
                     }
-                },
-                Err(MessageError::TimedOut { .. }) => self.check(rank, until)?,
+                }
                 Ok(None) | Err(_) => return Err(Failure::Lost(rank)),
             }
         }
     }
 
-    /// Fails if another rank has closed the group, or the limit has passed.
-    fn check(&mut self, awaited: usize, until: Instant) -> Result<(), Failure> {
-        match self.star.check() {
-            Some(notice) => Err(Failure::Notice(notice)),
-            None if Instant::now() >= until => Err(self.late(awaited)),
-            None => Ok(()),
+    /// Waits until the devices of these ranks have received what this rank has sent. So another rank can still complete this
+    /// call if this one fails in the next call, or ends.
+    fn flush(&mut self, peers: &[Option<Peer>], ranks: &BTreeSet<usize>, until: Instant) {
+        for (rank, peer) in
+            ranks.iter().filter_map(|rank| Some((*rank, peers.get(*rank)?.as_ref()?)))
+        {
+            // A rank that has failed has completed this call, or the next call notices it.
+            while matches!(peer.messages.flush(), Err(MessageError::TimedOut { .. }))
+                && self.ranks.check(rank, until).is_ok()
+            {}
         }
-    }
-
-    fn late(&self, rank: usize) -> Failure {
-        Failure::Own(Error::Timeout { rank, host: self.host(rank), limit: self.limit })
     }
 
     /// Connects to the peers that have a higher rank, and accepts those that have a lower one. A thread for each higher
@@ -251,49 +305,50 @@ impl World {
         wanted: &BTreeSet<usize>,
         until: Instant,
     ) -> Result<(), Failure> {
-        let Connections { listener, peers } = connections;
+        let Connections { listener, peers, .. } = connections;
         let is_missing = |peers: &[Option<Peer>], peer| matches!(peers.get(peer), Some(None));
         let (dialed, results) = mpsc::channel();
-        for peer in wanted.range(self.rank + 1..).filter(|peer| is_missing(peers, **peer)) {
-            self.dial(*peer, until, dialed.clone())?;
+        for peer in wanted.range(self.ranks.own + 1..).filter(|peer| is_missing(peers, **peer)) {
+            let address = self.ranks.address(*peer)?;
+            self.dial(*peer, address, Some(self.options), until, dialed.clone())?;
         }
         while let Some(missing) = wanted.iter().copied().find(|peer| is_missing(peers, *peer)) {
             let result = match listener {
-                Some(listener) if missing < self.rank => {
+                Some(listener) if missing < self.ranks.own => {
                     self.accept(listener, peers, missing)?;
                     results.try_recv().ok()
                 }
                 _ => results.recv_timeout(CHECK).ok(),
             };
             if let Some((peer, result)) = result {
-                let dialed = self.dialed(peer, result)?;
+                let dialed = self.start(self.dialed(peer, result)?, peer)?;
                 peers.get_mut(peer).map(|place| place.insert(dialed));
             }
-            self.check(missing, until)?;
-            if self.star.has_left(missing) {
+            self.ranks.check(missing, until)?;
+            if self.ranks.star.has_left(missing) {
                 return Err(Failure::Lost(missing));
             }
         }
         Ok(())
     }
 
-    /// Connects to a higher rank in another thread, which sends the result. If the call fails before, the thread ends
-    /// when the other rank closes the group, or at the deadline.
+    /// Connects to a higher rank in another thread, which sends the result. The channel is for messages if there are
+    /// options. If the call fails before, the thread ends when the other rank closes the group, or at the deadline.
     fn dial(
         &self,
         peer: usize,
+        address: SocketAddr,
+        options: Option<Options>,
         until: Instant,
         results: mpsc::Sender<(usize, Dialed)>,
     ) -> Result<(), Failure> {
-        let Some(Entry { address, .. }) = self.entries.get(peer).cloned() else {
-            return Err(Failure::Lost(peer));
-        };
-        let mut greeting = (self.rank as u64).to_le_bytes().to_vec();
-        greeting.extend(self.keys.proof(&self.session, self.rank, peer));
-        let (pd, options) = (self.pd.clone(), self.options);
+        let (pd, greeting) = (self.pd.clone(), self.ranks.greeting(peer));
         let dial = move || {
             let left = until.saturating_duration_since(Instant::now());
-            let builder = builder(&pd, &options).user_bytes(&greeting);
+            let builder = match options {
+                Some(options) => builder(&pd, &options).user_bytes(&greeting),
+                None => pd.create_channel().user_bytes(&greeting),
+            };
             let result = builder.rendezvous_timeout(left).connect(address);
             // Without a receiver, the call has failed.
             let _ = results.send((peer, result));
@@ -304,21 +359,10 @@ impl World {
     }
 
     /// Checks the result of [`dial`](Self::dial).
-    fn dialed(&self, peer: usize, result: Dialed) -> Result<Peer, Failure> {
-        let (channel, answer) = result.map_err(|error| match error {
-            ConnectError::Timeout { .. } => self.late(peer),
-            // A rank that closes its group turns away those that wait to be accepted.
-            ConnectError::NobodyListens { .. }
-            | ConnectError::Rejected(_)
-            | ConnectError::Closed { .. }
-            | ConnectError::Io { .. } => Failure::Lost(peer),
-            _ => Failure::Connect(peer, error),
-        })?;
-        if !self.keys.is_proof(&answer, &self.session, peer, self.rank) {
-            let wrong = ConnectError::Rejected("its proof is wrong".into());
-            return Err(Failure::Connect(peer, wrong));
-        }
-        self.start(channel, peer)
+    fn dialed(&self, peer: usize, result: Dialed) -> Result<Channel, Failure> {
+        let (channel, answer) = result.map_err(|error| self.ranks.unconnected(peer, error))?;
+        self.ranks.check_answer(&answer, peer)?;
+        Ok(channel)
     }
 
     /// Accepts a rank, if one connects soon. It may be another one than the one that this rank waits for.
@@ -333,7 +377,7 @@ impl World {
             Err(ConnectError::Timeout { .. }) => return Ok(()),
             Err(error) => return Err(Failure::Connect(awaited, error)),
         };
-        let Some(peer) = self.peer_of(client.user_bytes()) else {
+        let Some(peer) = self.ranks.peer_of(client.user_bytes()) else {
             client.reject("this is a rank of a group, and the client is not of this group");
             return Ok(());
         };
@@ -342,18 +386,10 @@ impl World {
             return Ok(());
         };
         // A client that has gone is not lost yet: its end is noticed elsewhere.
-        if let Ok(channel) = client.accept(&self.keys.proof(&self.session, self.rank, peer)) {
+        if let Ok(channel) = client.accept(&self.ranks.answer(peer)) {
             *place = Some(self.start(channel, peer)?);
         }
         Ok(())
-    }
-
-    /// Returns the rank of a client, if it is a lower rank of this group.
-    fn peer_of(&self, greeting: &[u8]) -> Option<usize> {
-        let (rank, proof) = greeting.split_first_chunk()?;
-        let rank = usize::try_from(u64::from_le_bytes(*rank)).ok()?;
-        let is_proof = || self.keys.is_proof(proof, &self.session, rank, self.rank);
-        (rank < self.rank && is_proof()).then_some(rank)
     }
 
     fn start(&self, channel: Channel, peer: usize) -> Result<Peer, Failure> {
@@ -361,32 +397,7 @@ impl World {
             let tried = format!("preparing the connection to rank {peer}");
             Failure::Own(Error::Io { tried, source })
         })?;
-        Ok(Peer { messages, sent: 0, received: 0 })
-    }
-
-    /// Reports a failure to the other ranks. Returns the error, with the rank that is the cause.
-    fn report(&mut self, failure: Failure) -> Error {
-        let own = match failure {
-            Failure::Lost(rank) => Err(self.star.report(Notice::lost(rank))),
-            Failure::Notice(notice) => Err(notice),
-            Failure::Own(error) => Ok(error),
-            Failure::Connect(rank, source) => match self.star.await_notice() {
-                Some(notice) => Err(notice),
-                None => Ok(Error::Connect { rank, host: self.host(rank), source }),
-            },
-        };
-        let notice = match own {
-            Ok(error) => {
-                self.star.report(Notice { rank: self.rank, error: error.to_string() });
-                return error;
-            }
-            Err(notice) => notice,
-        };
-        let (rank, host) = (notice.rank, self.host(notice.rank));
-        match notice.error {
-            reason if reason.is_empty() => Error::Lost { rank, host },
-            reason => Error::Failed { rank, host, reason },
-        }
+        Ok(Peer { messages, lane: Lane::default(), early: VecDeque::new() })
     }
 }
 
@@ -394,9 +405,14 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         if self.connections.is_some() && self.pd.check_process().is_ok() {
-            self.star.leave();
+            self.ranks.star.leave();
         }
     }
+}
+
+/// Returns the connection to a rank.
+fn at(peers: &mut [Option<Peer>], rank: usize) -> Result<&mut Peer, Failure> {
+    peers.get_mut(rank).and_then(Option::as_mut).ok_or(Failure::Lost(rank))
 }
 
 /// The limits of a connection. Each message fits in a frame, and several are under way at a time. Messages are not lent,
@@ -408,7 +424,7 @@ fn options() -> Options {
 }
 
 fn builder<'a>(pd: &'a ProtectionDomain, options: &Options) -> RendezvousBuilder<'a> {
-    let builder = pd.create_channel().fit(options).receive_timeout(CHECK).send_timeout(SEND);
+    let builder = pd.create_channel().fit(options).receive_timeout(CHECK).send_timeout(CHECK);
     builder.user_bytes(&[])
 }
 

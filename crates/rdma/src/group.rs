@@ -17,4 +17,6 @@
 
 #[cfg(feature = "serde")]
 pub use rdma_group::network;
-pub use rdma_group::{BarrierAlgorithm, Error, Group, GroupBuilder, Number, Pod, Reduction};
+pub use rdma_group::{
+    BarrierAlgorithm, Buffer, Error, Group, GroupBuilder, Memory, Number, Pod, Reduction,
+};

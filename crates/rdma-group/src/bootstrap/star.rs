@@ -144,19 +144,23 @@ impl Star {
         }
     }
 
-    /// Reports a failure, and returns the reason on which rank 0 decides. That is the failure itself if rank 0 has left,
-    /// or does not answer because it is not in a collective.
-    pub(crate) fn report(&mut self, failure: Notice) -> Notice {
-        if let Some(known) = self.check() {
-            return known;
+    /// Reports a failure. Returns true if rank 0 decides on the reason, which the caller then awaits.
+    pub(crate) fn report(&mut self, failure: &Notice) -> bool {
+        if self.check().is_some() {
+            return false;
         }
         if self.rank == 0 || failure.rank == self.rank {
             self.close(failure.clone());
-            return failure;
+            return false;
         }
-        self.send(&failure);
-        let decision = self.await_notice().unwrap_or(failure);
-        self.notice.get_or_insert(decision).clone()
+        self.send(failure);
+        true
+    }
+
+    /// Returns the reason that the group is closed. That is this failure if rank 0 has left, or has not decided because
+    /// it is not in a collective.
+    pub(crate) fn reason(&mut self, failure: Notice) -> Notice {
+        self.notice.get_or_insert(failure).clone()
     }
 
     /// Notifies the other ends that this rank leaves without an error.

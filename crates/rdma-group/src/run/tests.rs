@@ -23,16 +23,19 @@ const NO_CALL: Call = Call {
     counts: 0,
 };
 
-/// The messages between the ranks. Only one waits at a time in each direction of each pair.
+/// The messages between the ranks, with the data that the sender has written. Only one waits at a time in each direction
+/// of each pair.
 #[derive(Default)]
 struct Network {
-    messages: HashMap<(usize, usize), Vec<u8>>,
+    messages: HashMap<(usize, usize), Sent>,
 }
+
+type Sent = (Vec<u8>, Vec<u8>);
 
 /// The calls of a rank in progress, and the message that it could not send yet.
 struct Rank<'a, T> {
     runs: VecDeque<Run<'a, T>>,
-    unsent: Option<(usize, Vec<u8>)>,
+    unsent: Option<(usize, Sent)>,
 }
 
 impl<T: Pod> Rank<'_, T> {
@@ -50,12 +53,18 @@ impl<T: Pod> Rank<'_, T> {
             }
             let Some(run) = self.runs.front_mut() else { return proceeded };
             match run.next() {
-                Next::Send(peer, message) => self.unsent = Some((peer, message.to_vec())),
+                Next::Send(peer, part) => {
+                    let written = run.is_written(&part);
+                    let data = if written { run.bytes(&part).to_vec() } else { Vec::new() };
+                    self.unsent = Some((peer, (run.message(&part).to_vec(), data)));
+                }
                 Next::Receive(peer) => {
-                    let Some(message) = network.messages.remove(&(peer, own)) else {
+                    let Some((message, data)) = network.messages.remove(&(peer, own)) else {
                         return proceeded;
                     };
-                    run.received(&message).unwrap();
+                    let read =
+                        |at, bytes: &mut [u8]| bytes.copy_from_slice(&data[at..][..bytes.len()]);
+                    run.received(&message, read).unwrap();
                 }
                 Next::Done => _ = self.runs.pop_front(),
             }
@@ -93,7 +102,7 @@ fn run_program<T: Number>(
             let call = Call { kind: collective.kind() as u8, generation, ..NO_CALL };
             let member = Member { rank, size };
             let schedule = collective.schedule(member, buffer.len(), size_of::<T>());
-            Run::new(call, schedule, buffer, Some(&*combine))
+            Run::new(call, schedule, Elements::Slice(buffer), Some(&*combine))
         })
         .collect()
     });
@@ -215,7 +224,7 @@ fn buffers_of_many_messages_agree_with_the_model() {
     for seed in 0..20 {
         let mut rng = Rng::with_seed(seed);
         let size = rng.usize(2..=9);
-        check_program(size, 4, 20_000, &mut rng);
+        check_program(size, 4, 100_000, &mut rng);
     }
 }
 
@@ -297,7 +306,7 @@ fn blocks_of_different_lengths_reach_all_ranks() {
             let into = received.block(rank).start + offset;
             buffer.copy_within(sent.block(rank), into);
             let schedule = call(rank).schedule(Member { rank, size }, buffer.len(), 8);
-            VecDeque::from([Run::new(NO_CALL, schedule, buffer, None)])
+            VecDeque::from([Run::new(NO_CALL, schedule, Elements::Slice(buffer), None)])
         });
         run_all(runs.collect(), &mut rng);
         for (rank, buffer) in buffers.iter().enumerate() {
@@ -328,19 +337,24 @@ fn the_number_of_rounds_is_the_least_for_the_algorithm() {
     }
 }
 
+fn received<T: Pod>(run: &mut Run<'_, T>, message: &[u8]) -> Result<(), Mismatch> {
+    run.received(message, |_, _| ())
+}
+
 #[test]
 fn a_message_of_another_call_or_length_is_refused() {
     let schedule = || Member { rank: 1, size: 2 }.broadcast(0, 2);
     let mut buffer = [0_u64; 2];
-    let mut run = Run::new(NO_CALL, schedule(), &mut buffer, None);
+    let mut run = Run::new(NO_CALL, schedule(), Elements::Slice(&mut buffer), None);
     assert!(matches!(run.next(), Next::Receive(0)));
     let later = Call { generation: 1, ..NO_CALL };
     let message = [&later.to_bytes()[..], &[7; 16]].concat();
-    assert_eq!(run.received(&message), Err(Mismatch::Call(later)));
+    assert_eq!(received(&mut run, &message), Err(Mismatch::Call(later)));
     let short = [&NO_CALL.to_bytes()[..], &[7; 15]].concat();
-    assert_eq!(run.received(&short), Err(Mismatch::Length { found: 15, expected: 16 }));
-    assert_eq!(run.received(&[1]), Err(Mismatch::Length { found: 1, expected: 64 }));
-    run.received(&[&NO_CALL.to_bytes()[..], &[7; 16]].concat()).unwrap();
+    assert_eq!(received(&mut run, &short), Err(Mismatch::Length { found: 15, expected: 16 }));
+    assert_eq!(received(&mut run, &[1]), Err(Mismatch::Length { found: 1, expected: 64 }));
+    received(&mut run, &[&NO_CALL.to_bytes()[..], &[7; 16]].concat()).unwrap();
     assert!(matches!(run.next(), Next::Done));
+    drop(run);
     assert_eq!(buffer, [0x0707_0707_0707_0707; 2]);
 }

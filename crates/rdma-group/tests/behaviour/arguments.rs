@@ -99,9 +99,9 @@ fn empty_buffers_and_elements_without_bytes_are_valid() {
         group.gather(1, &mut units).unwrap();
         group.all_gather_v(&mut units, &[1, 2, 3]).unwrap();
         group.all_to_all_v(&units, &[2; 3], &mut [(); 6], &[2; 3]).unwrap();
-        group.all_to_all::<u64>(&mut []).unwrap();
-        group.scatter::<[u8; 3]>(1, &mut []).unwrap();
-        group.reduce::<f64>(1, &mut [], Reduction::Sum).unwrap();
-        assert_eq!(group.reduce_scatter::<i8>(&mut [], Reduction::Max).unwrap(), 0..0);
+        group.all_to_all(&mut [0_u64; 0]).unwrap();
+        group.scatter(1, &mut [[0_u8; 3]; 0]).unwrap();
+        group.reduce(1, &mut [0.0; 0], Reduction::Sum).unwrap();
+        assert_eq!(group.reduce_scatter(&mut [0_i8; 0], Reduction::Max).unwrap(), 0..0);
     });
 }

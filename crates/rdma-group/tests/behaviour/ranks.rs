@@ -105,11 +105,10 @@ fn child() {
     let (part, argument) = words.split_once(' ').unwrap();
     let pd = domain();
     let builder = GroupBuilder::from_environment(&pd).unwrap().limit(LIMIT).join_limit(JOIN_LIMIT);
-    let mut group = builder.join().unwrap();
     match part {
-        "collectives" => crate::collectives::part(&mut group),
-        "death" => crate::failures::death(&mut group, argument),
-        "launcher" => crate::launchers::part(&mut group, argument),
+        "collectives" => crate::collectives::blocking::part(&mut builder.join().unwrap()),
+        "death" => crate::failures::death(&mut builder.join().unwrap(), argument),
+        "launcher" => crate::launchers::part(&mut builder.join().unwrap(), argument),
         other => panic!("no part {other}"),
     }
 }

@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-use rdma_mem::ProtectionDomain;
+use rdma_mem::{BufferPool, ProtectionDomain};
 
 use crate::bootstrap::table::Entry;
 use crate::error::Error;
@@ -13,6 +13,7 @@ use crate::world::World;
 pub(crate) struct SharedWorld {
     entries: Vec<Entry>,
     pd: ProtectionDomain,
+    pool: BufferPool,
     /// The thread that is in a collective.
     thread: Mutex<Option<ThreadId>>,
     world: Mutex<World>,
@@ -20,13 +21,18 @@ pub(crate) struct SharedWorld {
 
 impl SharedWorld {
     pub(crate) fn new(world: World) -> Self {
-        let (entries, pd) = (world.entries.clone(), world.pd.clone());
-        Self { entries, pd, thread: Mutex::default(), world: Mutex::new(world) }
+        let (entries, pd) = (world.ranks.entries.clone(), world.pd.clone());
+        let pool = world.pool.clone();
+        Self { entries, pd, pool, thread: Mutex::default(), world: Mutex::new(world) }
     }
 
     /// Returns the name of the host of a rank, also while another thread is in a collective.
     pub(crate) fn host(&self, rank: usize) -> String {
         self.entries.get(rank).map(|entry| entry.host.clone()).unwrap_or_default()
+    }
+
+    pub(crate) const fn pool(&self) -> &BufferPool {
+        &self.pool
     }
 
     /// Waits until no other thread is in a collective.

@@ -1,0 +1,191 @@
+//! The ranks of a launcher's group, as one of them knows them: addresses, proofs of identity, and failures.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytemuck::Pod;
+use rdma_channel::ConnectError;
+
+use crate::bootstrap;
+use crate::bootstrap::link::{Keys, Nonce};
+use crate::bootstrap::star::{Notice, Star};
+use crate::bootstrap::table::{Entry, Table};
+use crate::environment::Settings;
+use crate::error::Error;
+use crate::run::{Mismatch, Run};
+
+/// The time between two checks for notices while a rank waits.
+pub(crate) const CHECK: Duration = Duration::from_millis(20);
+
+/// The reason that a collective fails.
+pub(crate) enum Failure {
+    /// The connection to this rank has ended.
+    Lost(usize),
+    /// Another rank has closed the group.
+    Notice(Notice),
+    /// The connection to this rank could not be made. The rank may have died meanwhile.
+    Connect(usize, ConnectError),
+    /// This rank has detected an error.
+    Own(Error),
+}
+
+pub(crate) struct Ranks {
+    pub(crate) own: usize,
+    pub(crate) entries: Vec<Entry>,
+    /// The limit of a collective.
+    pub(crate) limit: Duration,
+    keys: Arc<Keys>,
+    session: Nonce,
+    pub(crate) star: Star,
+}
+
+impl Ranks {
+    /// Joins the other ranks. `listen` listens for them at this IP address, and returns the address with the port. It is
+    /// not called if there are no other ranks.
+    pub(crate) fn join(
+        settings: &Settings,
+        [join_limit, limit]: [Duration; 2],
+        listen: impl FnOnce(IpAddr) -> Result<SocketAddr, ConnectError>,
+    ) -> Result<Self, Error> {
+        let Settings { rank, world_size, ref secret, .. } = *settings;
+        let keys = Arc::new(Keys::new(secret.as_deref().unwrap_or_default()));
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let (table, star) = if world_size == 1 {
+            let entries = vec![Entry { address: (Ipv4Addr::LOCALHOST, 0).into(), host }];
+            (Table { session: [0; 16], entries }, Star::new(0, Vec::new()))
+        } else {
+            bootstrap::join(settings, join_limit, &keys, |ip| match listen(ip) {
+                Ok(address) => Ok(Entry { address, host }),
+                Err(source) => Err(Error::Connect { rank, host, source }),
+            })?
+        };
+        let Table { session, entries } = table;
+        Ok(Self { own: rank, entries, limit, keys, session, star })
+    }
+
+    pub(crate) fn host(&self, rank: usize) -> String {
+        self.entries.get(rank).map(|entry| entry.host.clone()).unwrap_or_default()
+    }
+
+    /// Returns the address at which a rank accepts others.
+    pub(crate) fn address(&self, rank: usize) -> Result<SocketAddr, Failure> {
+        self.entries.get(rank).map(|entry| entry.address).ok_or(Failure::Lost(rank))
+    }
+
+    /// Returns the bytes with which this rank introduces itself to a higher one.
+    pub(crate) fn greeting(&self, peer: usize) -> Vec<u8> {
+        let mut greeting = (self.own as u64).to_le_bytes().to_vec();
+        greeting.extend(self.answer(peer));
+        greeting
+    }
+
+    /// Returns the bytes with which this rank answers the greeting of a lower one.
+    pub(crate) fn answer(&self, peer: usize) -> [u8; 32] {
+        self.keys.proof(&self.session, self.own, peer)
+    }
+
+    /// Returns true if these bytes are the [answer](Self::answer) of that rank.
+    pub(crate) fn is_answer(&self, bytes: &[u8], peer: usize) -> bool {
+        self.keys.is_proof(bytes, &self.session, peer, self.own)
+    }
+
+    /// Returns the rank of a client with this greeting, if it is a lower rank of this group.
+    pub(crate) fn peer_of(&self, greeting: &[u8]) -> Option<usize> {
+        let (rank, proof) = greeting.split_first_chunk()?;
+        let rank = usize::try_from(u64::from_le_bytes(*rank)).ok()?;
+        (rank < self.own && self.is_answer(proof, rank)).then_some(rank)
+    }
+
+    /// Fails if another rank has closed the group, or the limit has passed.
+    pub(crate) fn check(&mut self, awaited: usize, until: Instant) -> Result<(), Failure> {
+        match self.star.check() {
+            Some(notice) => Err(Failure::Notice(notice)),
+            None if Instant::now() >= until => Err(self.late(awaited)),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the failure of a rank that did not take part within the limit.
+    pub(crate) fn late(&self, rank: usize) -> Failure {
+        Failure::Own(Error::Timeout { rank, host: self.host(rank), limit: self.limit })
+    }
+
+    /// Returns the failure of a connection to a higher rank.
+    pub(crate) fn unconnected(&self, peer: usize, error: ConnectError) -> Failure {
+        match error {
+            ConnectError::Timeout { .. } => self.late(peer),
+            // A rank that closes its group turns away those that wait to be accepted.
+            ConnectError::NobodyListens { .. }
+            | ConnectError::Rejected(_)
+            | ConnectError::Closed { .. }
+            | ConnectError::Io { .. } => Failure::Lost(peer),
+            _ => Failure::Connect(peer, error),
+        }
+    }
+
+    /// Fails unless these bytes are the answer of a higher rank to which this one has connected.
+    pub(crate) fn check_answer(&self, bytes: &[u8], peer: usize) -> Result<(), Failure> {
+        if self.is_answer(bytes, peer) {
+            return Ok(());
+        }
+        Err(Failure::Connect(peer, ConnectError::Rejected("its proof is wrong".into())))
+    }
+
+    /// Returns the failure of a run that has received a message of another call or length.
+    pub(crate) fn mismatch<T: Pod>(
+        &self,
+        rank: usize,
+        run: &Run<'_, T>,
+        mismatch: Mismatch,
+    ) -> Failure {
+        let call = run.call();
+        let (theirs, ours) = match mismatch {
+            Mismatch::Call(theirs) => (theirs.to_string(), call.to_string()),
+            Mismatch::Length { found, expected } => {
+                (format!("{call} with {found} bytes"), format!("it with {expected} bytes"))
+            }
+        };
+        Failure::Own(Error::Mismatch { rank, host: self.host(rank), theirs, ours })
+    }
+
+    /// Closes the group because of an error of this rank.
+    pub(crate) fn close(&mut self, error: String) {
+        self.star.report(&Notice { rank: self.own, error });
+    }
+
+    /// Reports a failure to the other ranks. Returns true if the driver then waits for the decision of rank 0.
+    pub(crate) fn report(&mut self, failure: &Failure) -> bool {
+        match failure {
+            Failure::Lost(rank) => self.star.report(&Notice::lost(*rank)),
+            Failure::Connect(..) => true,
+            Failure::Own(error) => {
+                self.close(error.to_string());
+                false
+            }
+            Failure::Notice(_) => false,
+        }
+    }
+
+    /// Returns the error of a failure that was reported. It names the rank that is the cause, as far as that is known.
+    pub(crate) fn error(&mut self, failure: Failure) -> Error {
+        let notice = match failure {
+            Failure::Own(error) => return error,
+            Failure::Lost(rank) => self.star.reason(Notice::lost(rank)),
+            Failure::Notice(notice) => notice,
+            Failure::Connect(rank, source) => match self.star.check() {
+                Some(notice) => notice,
+                None => {
+                    let error = Error::Connect { rank, host: self.host(rank), source };
+                    self.close(error.to_string());
+                    return error;
+                }
+            },
+        };
+        let (rank, host) = (notice.rank, self.host(notice.rank));
+        match notice.error {
+            reason if reason.is_empty() => Error::Lost { rank, host },
+            reason => Error::Failed { rank, host, reason },
+        }
+    }
+}
