@@ -31,12 +31,15 @@
 //!
 //! # Features
 //!
-//! `serde` (off by default): adds the module `network`, with the names of `ibverbs_rs::network`. It has connections
-//! between the ranks of a configuration file, for requests of the program, and barriers over any ranks.
+//! - `async` (off by default): adds the module `aio`, with the same collectives as futures.
+//! - `serde` (off by default): adds the module `network`, with the names of `ibverbs_rs::network`. It has connections
+//!   between the ranks of a configuration file, for requests of the program, and barriers over any ranks.
 //!
 //! Types of `rdma-mem` and `rdma-channel` that appear in signatures are re-exported here.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "async")]
+pub mod aio;
 mod bootstrap;
 mod builder;
 mod call;

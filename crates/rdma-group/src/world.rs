@@ -28,10 +28,10 @@ use crate::error::Error;
 use crate::run::{MESSAGE_BYTES, Next, Run};
 
 /// The error of a rank whose function of a reduction panicked.
-const PANICKED: &str = "its function panicked";
+pub(crate) const PANICKED: &str = "its function panicked";
 
 /// The length of the registered memory to which long pieces of ordinary memory are copied. It fits in the caches.
-const STAGED_BYTES: usize = 32 << 10;
+pub(crate) const STAGED_BYTES: usize = 32 << 10;
 
 /// All ranks of the launcher, and the connections of this one.
 pub(crate) struct World {
@@ -417,7 +417,7 @@ fn at(peers: &mut [Option<Peer>], rank: usize) -> Result<&mut Peer, Failure> {
 
 /// The limits of a connection. Each message fits in a frame, and several are under way at a time. Messages are not lent,
 /// because both ends of a connection may send first.
-fn options() -> Options {
+pub(crate) fn options() -> Options {
     // A frame begins with a header of less than 64 bytes.
     let frame = u32::try_from(MESSAGE_BYTES).unwrap_or(u32::MAX).saturating_add(64);
     Options::new().receives(8).sends(8).frame_bytes(frame).window_bytes(8 * frame).offer_bytes(0)

@@ -58,3 +58,9 @@ mod network {
         <NodeScope<'_, '_> as NotSend<_>>::holds();
     }
 }
+
+#[cfg(feature = "async")]
+#[test]
+fn an_asynchronous_group_can_move_to_another_thread() {
+    send_sync::<rdma_group::aio::Group>();
+}

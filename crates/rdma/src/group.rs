@@ -20,3 +20,7 @@ pub use rdma_group::network;
 pub use rdma_group::{
     BarrierAlgorithm, Buffer, Error, Group, GroupBuilder, Memory, Number, Pod, Reduction,
 };
+
+/// Groups whose collectives are futures.
+#[cfg(feature = "async")]
+pub use rdma_group::aio;

@@ -48,7 +48,11 @@ const LAYERS: &[Layer] = &[
         &["rdma-types", "rdma-message", "rdma-mem", "rdma-qp", "rdma-cm", "rdma-connect"],
         true,
     ),
-    layer("rdma-group", &["rdma-types", "rdma-mem", "rdma-channel"], false),
+    layer(
+        "rdma-group",
+        &["rdma-types", "rdma-mem", "rdma-qp", "rdma-channel", "rdma-async"],
+        false,
+    ),
     layer("rdma-tonic", &["rdma-async"], false),
     layer(
         "rdma",

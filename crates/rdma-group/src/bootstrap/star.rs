@@ -41,7 +41,7 @@ impl Notice {
 }
 
 /// The time that a rank waits for the decision of rank 0, which may be outside the collective.
-const DECISION: Duration = Duration::from_secs(2);
+pub(crate) const DECISION: Duration = Duration::from_secs(2);
 
 /// The connections of this rank: rank 0 has one with each rank, the others have one with rank 0.
 pub(crate) struct Star {

@@ -140,6 +140,9 @@ macro_rules! calls {
 }
 
 calls! { blocking, Group, std::convert::identity }
+#[cfg(feature = "async")]
+calls! { asynchronous, rdma_group::aio::Group, crate::asynchronous::wait }
+
 #[test]
 fn ranks_in_threads_run_all_collectives() {
     for size in [1, 2, 3, 5] {

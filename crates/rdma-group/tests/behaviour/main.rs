@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
 
 mod arguments;
+#[cfg(feature = "async")]
+mod asynchronous;
 mod collectives;
 mod failures;
 mod launchers;

@@ -109,6 +109,12 @@ fn child() {
         "collectives" => crate::collectives::blocking::part(&mut builder.join().unwrap()),
         "death" => crate::failures::death(&mut builder.join().unwrap(), argument),
         "launcher" => crate::launchers::part(&mut builder.join().unwrap(), argument),
+        #[cfg(feature = "async")]
+        "mixed" => {
+            crate::asynchronous::part(builder, env::var("RDMA_RANK").unwrap().parse().unwrap())
+        }
+        #[cfg(feature = "async")]
+        "async_death" => crate::asynchronous::death(builder),
         other => panic!("no part {other}"),
     }
 }

@@ -1,0 +1,438 @@
+//! The connections of a rank whose collectives are futures.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::future;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+use std::pin::pin;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bytemuck::Pod;
+use rdma_async::message::{Message, Messages, Options};
+use rdma_async::{Connection, ConnectionOptions, Driver, Incoming, Listener, Pool};
+use rdma_channel::{AccessFlags, Buffer, ConnectError, ProtectionDomain};
+use rdma_qp::prelude::*;
+use tokio::sync::oneshot;
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::{sleep, timeout};
+
+use crate::bootstrap::link::after;
+use crate::bootstrap::star::DECISION;
+use crate::environment::Settings;
+use crate::error::Error;
+use crate::run::{Next, Run};
+use crate::world::lane::Lane;
+use crate::world::ranks::{CHECK, Failure, Ranks};
+use crate::world::{PANICKED, STAGED_BYTES, options};
+
+/// All ranks of the launcher, and the connections of this one.
+pub(super) struct World {
+    pub(super) ranks: Ranks,
+    pub(super) pd: ProtectionDomain,
+    pub(super) pool: Pool,
+    driver: Driver,
+    options: Options,
+    /// `None` once the group is closed.
+    connections: Option<Connections>,
+}
+
+struct Connections {
+    /// `None` if the group has a single rank.
+    listener: Option<Listener>,
+    peers: Vec<Option<Peer>>,
+    /// Registered memory for long pieces of ordinary memory.
+    staged: Option<Buffer>,
+}
+
+/// A connection to a rank.
+struct Peer {
+    messages: Messages,
+    lane: Lane,
+    /// Messages that were received before the run needs them.
+    early: VecDeque<Message>,
+}
+
+/// Connections to higher ranks, and the answers of those ranks.
+type Dials = JoinSet<(usize, Result<(Connection, Box<[u8]>), ConnectError>)>;
+
+impl World {
+    /// Joins the other ranks. A thread waits for them.
+    pub(super) async fn join(
+        pd: &ProtectionDomain,
+        settings: Settings,
+        [join_limit, limit]: [Duration; 2],
+    ) -> Result<Self, Error> {
+        let failed = Error::io(format!("watching completions of {}", pd.context().device().name()));
+        let (driver, options) = (Driver::spawn(pd.context()).map_err(failed)?, options());
+        let (ask, asked) = oneshot::channel::<IpAddr>();
+        let (answer, answered) = mpsc::channel();
+        let (joined, result) = oneshot::channel();
+        let wait = move || {
+            let listen = |ip| {
+                // If the future was dropped, nothing answers.
+                let _ = ask.send(ip);
+                answered.recv().unwrap_or_else(|_| Err(cancelled()))
+            };
+            let _ = joined.send(Ranks::join(&settings, [join_limit, limit], listen));
+        };
+        let failed =
+            |source| Error::Io { tried: "starting a thread that joins".to_owned(), source };
+        thread::Builder::new().name("joins a group".to_owned()).spawn(wait).map_err(failed)?;
+        let mut listener = None;
+        if let Ok(ip) = asked.await {
+            let options = connection_options(pd, &options).rendezvous_timeout(limit);
+            let listens = driver.listen(SocketAddr::from((ip, 0)), options).await;
+            let address = listens.map(|listens| listener.insert(listens).local_addr());
+            let _ = answer.send(address);
+        }
+        let ranks = result.await.unwrap_or_else(|_| {
+            Err(Error::Argument("the thread that joins the group has panicked".to_owned()))
+        })?;
+        let peers = ranks.entries.iter().map(|_| None).collect();
+        let connections = Some(Connections { listener, peers, staged: None });
+        Ok(Self { ranks, pd: pd.clone(), pool: Pool::new(pd), driver, options, connections })
+    }
+
+    /// Begins a call. Unless [`Calling::end`] follows, the group is closed.
+    fn begin(&mut self) -> Result<(Connections, Calling<'_>), Error> {
+        let connections = self.connections.take().ok_or(Error::Closed)?;
+        Ok((connections, Calling { world: self, is_over: false }))
+    }
+
+    /// Runs a collective of these ranks. Closes the group if it fails, or the future is dropped.
+    pub(super) async fn execute<T: Pod>(
+        &mut self,
+        members: &[usize],
+        run: Run<'_, T>,
+    ) -> Result<(), Error> {
+        // If the future is dropped, the connections end after the report.
+        let (mut connections, call) = self.begin()?;
+        let result = call.world.proceed(&mut connections, members, run).await;
+        call.end(connections, result).await
+    }
+
+    /// Waits for the decision of rank 0, for a limited time.
+    async fn await_notice(&mut self) {
+        let until = Instant::now() + DECISION;
+        while self.ranks.star.check().is_none() && Instant::now() < until {
+            sleep(CHECK).await;
+        }
+    }
+
+    async fn proceed<T: Pod>(
+        &mut self,
+        connections: &mut Connections,
+        members: &[usize],
+        mut run: Run<'_, T>,
+    ) -> Result<(), Failure> {
+        let until = after(self.ranks.limit);
+        let in_world = |rank: usize| members.get(rank).copied().unwrap_or(rank);
+        let all: BTreeSet<_> = run.peers().map(in_world).collect();
+        self.connect(connections, &all, until).await?;
+        let Connections { peers, staged, .. } = connections;
+        let writers: BTreeSet<_> = run.writers().map(in_world).collect();
+        for rank in writers {
+            self.open(rank, at(peers, rank)?, until).await?;
+        }
+        loop {
+            match run.next() {
+                Next::Done => break,
+                Next::Send(rank, part) => {
+                    let rank = in_world(rank);
+                    let peer = at(peers, rank)?;
+                    if run.is_written(&part) {
+                        self.write(rank, peer, (&mut run, &part), staged, until).await?;
+                    }
+                    self.send(rank, &peer.messages, run.message(&part), until).await?;
+                    if Instant::now() >= until {
+                        return Err(self.ranks.late(rank));
+                    }
+                }
+                Next::Receive(rank) => {
+                    let rank = in_world(rank);
+                    let peer = at(peers, rank)?;
+                    let message = self.receive(rank, peer, until).await?;
+                    let read = |offset, bytes: &mut [u8]| peer.lane.read(offset, bytes);
+                    run.received(&message, read)
+                        .map_err(|it| self.ranks.mismatch(rank, &run, it))?;
+                    if let Some(grant) = peer.lane.received(&message) {
+                        self.send(rank, &peer.messages, &grant, until).await?;
+                    }
+                }
+            }
+        }
+        // So another rank can still complete this call if this one fails in the next call, or its runtime ends.
+        for rank in all {
+            let messages = &at(peers, rank)?.messages;
+            // A rank that has failed has completed this call, or the next call notices it.
+            let _ = self.within(rank, until, messages.flush()).await;
+        }
+        Ok(())
+    }
+
+    /// Awaits an operation of a connection, and checks for notices meanwhile.
+    async fn within<R, E>(
+        &mut self,
+        rank: usize,
+        until: Instant,
+        operation: impl Future<Output = Result<R, E>>,
+    ) -> Result<R, Failure> {
+        let mut operation = pin!(operation);
+        loop {
+            match timeout(CHECK, &mut operation).await {
+                Ok(result) => return result.map_err(|_| Failure::Lost(rank)),
+                Err(_) => {
+                    if let Err(failure) = self.ranks.check(rank, until) {
+                        // A message may have arrived before the notice.
+                        let last = timeout(Duration::ZERO, &mut operation).await;
+                        return last.ok().and_then(Result::ok).ok_or(failure);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn send(
+        &mut self,
+        rank: usize,
+        peer: &Messages,
+        message: &[u8],
+        until: Instant,
+    ) -> Result<(), Failure> {
+        self.within(rank, until, peer.post(message)).await
+    }
+
+    /// Receives a message of a collective.
+    async fn receive(
+        &mut self,
+        rank: usize,
+        peer: &mut Peer,
+        until: Instant,
+    ) -> Result<Message, Failure> {
+        if let Some(message) = peer.early.pop_front() {
+            return Ok(message);
+        }
+        loop {
+            let message = self.next_message(rank, peer, until).await?;
+            if !peer.lane.process(&message) {
+                return Ok(message);
+            }
+        }
+    }
+
+    async fn next_message(
+        &mut self,
+        rank: usize,
+        peer: &Peer,
+        until: Instant,
+    ) -> Result<Message, Failure> {
+        let message = self.within(rank, until, peer.messages.receive()).await?;
+        message.ok_or(Failure::Lost(rank))
+    }
+
+    /// Opens the landing for a peer, unless it is open.
+    async fn open(&mut self, rank: usize, peer: &mut Peer, until: Instant) -> Result<(), Failure> {
+        if peer.lane.is_open() {
+            return Ok(());
+        }
+        let pd = self.pd.clone();
+        // Registration may take long.
+        let landing = spawn_blocking(move || Lane::landing(&pd)).await;
+        let landing = landing.map_err(|_| Failure::Lost(rank))?;
+        let message = peer.lane.open(landing.map_err(|error| Failure::Own(error.into()))?);
+        self.send(rank, &peer.messages, &message, until).await
+    }
+
+    /// Writes a long piece to the landing of a peer.
+    async fn write<T: Pod>(
+        &mut self,
+        rank: usize,
+        peer: &mut Peer,
+        (run, part): (&mut Run<'_, T>, &Range<usize>),
+        staged: &mut Option<Buffer>,
+        until: Instant,
+    ) -> Result<(), Failure> {
+        let length = run.bytes(part).len();
+        let target = loop {
+            match peer.lane.next_target(length) {
+                Some(target) => break target,
+                None => {
+                    let message = self.next_message(rank, peer, until).await?;
+                    if !peer.lane.process(&message) {
+                        peer.early.push_back(message);
+                    }
+                }
+            }
+        };
+        if let Some((memory, range)) = run.lend(part, &self.pd) {
+            let writing = peer.messages.write(memory, range, target);
+            run.restore(self.within(rank, until, writing).await?);
+            return Ok(());
+        }
+        let mut memory = match staged.take() {
+            Some(memory) => memory,
+            None => {
+                let memory = self.pool.as_blocking().allocate(STAGED_BYTES);
+                memory.map_err(|error| Failure::Own(error.into()))?
+            }
+        };
+        for (start, bytes) in (0..).step_by(STAGED_BYTES).zip(run.bytes(part).chunks(STAGED_BYTES))
+        {
+            let target = target.slice(start..start + bytes.len()).ok_or(Failure::Lost(rank))?;
+            memory[..bytes.len()].copy_from_slice(bytes);
+            let writing = peer.messages.write(memory, 0..bytes.len(), target);
+            memory = self.within(rank, until, writing).await?;
+        }
+        *staged = Some(memory);
+        Ok(())
+    }
+
+    /// Connects to the peers that have a higher rank, and accepts those that have a lower one.
+    async fn connect(
+        &mut self,
+        connections: &mut Connections,
+        wanted: &BTreeSet<usize>,
+        until: Instant,
+    ) -> Result<(), Failure> {
+        let Connections { listener, peers, .. } = connections;
+        let is_missing = |peers: &[Option<Peer>], peer| matches!(peers.get(peer), Some(None));
+        let mut dials = Dials::new();
+        for peer in wanted.range(self.ranks.own + 1..).filter(|peer| is_missing(peers, **peer)) {
+            self.dial(*peer, until, &mut dials)?;
+        }
+        while let Some(missing) = wanted.iter().copied().find(|peer| is_missing(peers, *peer)) {
+            let client = async {
+                match listener {
+                    Some(listener) if missing < self.ranks.own => listener.incoming().await,
+                    _ => future::pending().await,
+                }
+            };
+            tokio::select! {
+                Some(dialed) = dials.join_next() => {
+                    let (peer, dialed) = dialed.map_err(|_| Failure::Lost(missing))?;
+                    let (connection, answer) =
+                        dialed.map_err(|error| self.ranks.unconnected(peer, error))?;
+                    self.ranks.check_answer(&answer, peer)?;
+                    let started = self.start(connection, peer).await?;
+                    peers.get_mut(peer).map(|place| place.insert(started));
+                }
+                client = client => {
+                    let client = client.map_err(|error| Failure::Connect(missing, error))?;
+                    self.accept(client, peers).await?;
+                }
+                () = sleep(CHECK) => {}
+            }
+            self.ranks.check(missing, until)?;
+            if self.ranks.star.has_left(missing) {
+                return Err(Failure::Lost(missing));
+            }
+        }
+        Ok(())
+    }
+
+    /// Connects to a higher rank in another task.
+    fn dial(&self, peer: usize, until: Instant, dials: &mut Dials) -> Result<(), Failure> {
+        let address = self.ranks.address(peer)?;
+        let options = connection_options(&self.pd, &self.options)
+            .user_bytes(&self.ranks.greeting(peer))
+            .rendezvous_timeout(until.saturating_duration_since(Instant::now()));
+        let driver = self.driver.clone();
+        dials.spawn(async move { (peer, driver.connect(address, options).await) });
+        Ok(())
+    }
+
+    /// Accepts a client if it is a lower rank. It may be another one than the one that this rank waits for.
+    async fn accept(&self, client: Incoming, peers: &mut [Option<Peer>]) -> Result<(), Failure> {
+        let Some(peer) = self.ranks.peer_of(client.user_bytes()) else {
+            client.reject("this is a rank of a group, and the client is not of this group");
+            return Ok(());
+        };
+        let Some(place @ None) = peers.get_mut(peer) else {
+            client.reject("this rank is connected already");
+            return Ok(());
+        };
+        // A client that has gone is not lost yet: its end is noticed elsewhere.
+        if let Ok(connection) = client.accept(&self.ranks.answer(peer)) {
+            *place = Some(self.start(connection, peer).await?);
+        }
+        Ok(())
+    }
+
+    async fn start(&self, connection: Connection, peer: usize) -> Result<Peer, Failure> {
+        let messages = Messages::new(connection, &self.pool, self.options).await;
+        let messages = messages.map_err(|source| {
+            let tried = format!("preparing the connection to rank {peer}");
+            Failure::Own(Error::Io { tried, source })
+        })?;
+        Ok(Peer { messages, lane: Lane::default(), early: VecDeque::new() })
+    }
+}
+
+impl Calling<'_> {
+    /// Ends the call. If it has failed, closes the group, and then ends the connections.
+    async fn end<R>(
+        mut self,
+        connections: Connections,
+        result: Result<R, Failure>,
+    ) -> Result<R, Error> {
+        let result = match result {
+            Ok(result) => {
+                self.world.connections = Some(connections);
+                Ok(result)
+            }
+            Err(failure) => {
+                let awaits = self.world.ranks.report(&failure);
+                self.is_over = true;
+                if awaits {
+                    self.world.await_notice().await;
+                }
+                Err(self.world.ranks.error(failure))
+            }
+        };
+        self.is_over = true;
+        result
+    }
+}
+
+/// A rank that is in a collective. If its future is dropped, the group is closed.
+struct Calling<'w> {
+    world: &'w mut World,
+    is_over: bool,
+}
+
+impl Drop for Calling<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let reason = if thread::panicking() { PANICKED } else { "its call was cancelled" };
+            self.world.ranks.close(reason.to_owned());
+        }
+    }
+}
+
+/// Notifies rank 0 that this rank leaves, unless the group is closed or belongs to the parent of this process.
+impl Drop for World {
+    fn drop(&mut self) {
+        if self.connections.is_some() && self.pd.check_process().is_ok() {
+            self.ranks.star.leave();
+        }
+    }
+}
+
+/// Returns the connection to a rank.
+fn at(peers: &mut [Option<Peer>], rank: usize) -> Result<&mut Peer, Failure> {
+    peers.get_mut(rank).and_then(Option::as_mut).ok_or(Failure::Lost(rank))
+}
+
+fn connection_options(pd: &ProtectionDomain, options: &Options) -> ConnectionOptions {
+    let access = AccessFlags::new().with_remote_read().with_remote_write();
+    options.fit(pd.create_qp().access(access)).into()
+}
+
+/// Returns the error of a rank whose program no longer waits until it has joined.
+fn cancelled() -> ConnectError {
+    let tried = "waiting for the program, which no longer joins".to_owned();
+    ConnectError::Io { tried, source: ErrorKind::Interrupted.into() }
+}

@@ -1,0 +1,162 @@
+//! Groups whose collectives are futures.
+
+use std::future::Future;
+use std::pin::pin;
+use std::process::abort;
+use std::sync::{Barrier, OnceLock};
+use std::task::{Context, Waker};
+use std::thread;
+
+use rdma_group::{Error, Group, GroupBuilder, Reduction, aio};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::collectives::{asynchronous, blocking};
+use crate::ranks::{LIMIT, domain, free_address, processes, text};
+
+/// Returns the runtime that all ranks of this process share.
+fn runtime() -> &'static Runtime {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    let builder = || Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    RUNTIME.get_or_init(|| builder().unwrap())
+}
+
+pub(crate) fn wait<F: Future>(future: F) -> F::Output {
+    runtime().block_on(future)
+}
+
+/// Runs a group whose ranks are threads. A rank uses futures if `is_async` returns true.
+fn mixed<T: Send>(
+    size: usize,
+    is_async: impl Fn(usize) -> bool + Sync,
+    one: impl Fn(&mut Group) -> T + Sync,
+    other: impl Fn(&mut aio::Group) -> T + Sync,
+) -> Vec<T> {
+    let (pd, master) = (domain(), free_address());
+    let rank = |rank| {
+        let builder = Group::builder(&pd, rank, size, &master).limit(LIMIT).join_limit(LIMIT);
+        if is_async(rank) {
+            other(&mut wait(builder.join_async()).unwrap())
+        } else {
+            one(&mut builder.join().unwrap())
+        }
+    };
+    thread::scope(|threads| {
+        let rank = &rank;
+        let ranks: Vec<_> = (0..size).map(|own| threads.spawn(move || rank(own))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn asynchronous_ranks_run_all_collectives() {
+    for size in [1, 2, 3, 5] {
+        mixed(size, |_| true, |_| unreachable!(), asynchronous::part);
+    }
+}
+
+#[test]
+fn blocking_and_asynchronous_ranks_form_a_group() {
+    for odd in [0, 1] {
+        mixed(4, |rank| rank % 2 == odd, blocking::part, asynchronous::part);
+    }
+}
+
+/// A rank of a group whose odd ranks are asynchronous, as a process.
+pub(crate) fn part(builder: GroupBuilder<'_>, rank: usize) {
+    match rank % 2 {
+        0 => blocking::part(&mut builder.join().unwrap()),
+        _ => asynchronous::part(&mut wait(builder.join_async()).unwrap()),
+    }
+}
+
+#[test]
+fn blocking_and_asynchronous_processes_form_a_group() {
+    processes(5, "mixed", "", &[]);
+}
+
+/// An asynchronous rank as a process. Rank 1 dies in a collective.
+pub(crate) fn death(builder: GroupBuilder<'_>) {
+    let mut group = wait(builder.join_async()).unwrap();
+    wait(group.barrier()).unwrap();
+    let rank = group.rank();
+    let dies = |lower: u32, _| if rank == 1 { abort() } else { lower };
+    let result = wait(group.all_reduce(&mut [1; 9], Reduction::Custom(&dies)));
+    let result = result.and_then(|()| wait(group.barrier()));
+    assert!(matches!(result, Err(Error::Lost { rank: 1, .. })), "{result:?}");
+    assert!(matches!(wait(group.barrier()), Err(Error::Closed)));
+}
+
+#[test]
+fn the_death_of_a_rank_is_named_on_asynchronous_ranks() {
+    processes(4, "async_death", "", &[1]);
+}
+
+/// Polls a future once, and drops it.
+fn begin(future: impl Future) {
+    let _runtime = runtime().enter();
+    assert!(pin!(future).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+}
+
+#[test]
+fn a_dropped_call_is_named_on_all_others() {
+    for dropped in [0, 2] {
+        let entered = Barrier::new(3);
+        let results = mixed(
+            3,
+            |rank| rank == dropped,
+            |group| {
+                group.barrier().unwrap();
+                entered.wait();
+                text(group.barrier())
+            },
+            |group| {
+                wait(group.barrier()).unwrap();
+                begin(group.broadcast((dropped + 1) % 3, &mut [0_u8; 100_000]));
+                entered.wait();
+                text(wait(group.barrier()))
+            },
+        );
+        for (rank, error) in results.into_iter().enumerate() {
+            let expected = match rank == dropped {
+                true => "the group was closed by an earlier error",
+                false => "has closed the group: its call was cancelled",
+            };
+            assert!(error.contains(expected), "rank {rank}: {error}");
+            assert!(rank == dropped || error.starts_with(&format!("rank {dropped} ")), "{error}");
+        }
+    }
+}
+
+#[test]
+fn another_process_can_join_after_a_join_was_dropped() {
+    let (pd, master) = (domain(), free_address());
+    let builder = |rank| Group::builder(&pd, rank, 2, &master).join_limit(LIMIT);
+    begin(builder(1).join_async());
+    let mut group = thread::scope(|threads| {
+        let other = threads.spawn(|| builder(1).join().unwrap().barrier().unwrap());
+        let mut group = builder(0).join().unwrap();
+        group.barrier().unwrap();
+        other.join().unwrap();
+        group
+    });
+    assert!(group.barrier().is_err());
+}
+
+#[test]
+fn calls_can_move_to_other_threads() {
+    fn check<T: Send>(future: T) -> T {
+        future
+    }
+    mixed(
+        2,
+        |_| true,
+        |_| unreachable!(),
+        |group| {
+            let mut buffer = vec![1.0_f32; 10];
+            let sum = |lower, higher| lower + higher;
+            wait(check(group.all_reduce(&mut buffer, Reduction::Custom(&sum)))).unwrap();
+            wait(check(group.broadcast(0, &mut buffer))).unwrap();
+            assert_eq!(buffer, [2.0; 10]);
+        },
+    );
+}
