@@ -218,8 +218,9 @@ impl<'a, T: Pod> Run<'a, T> {
     }
 }
 
-fn is_long<T>(transfer: &Transfer) -> bool {
-    transfer.range.len() * size_of::<T>() > SHORT_BYTES
+/// Returns true if a transfer is sent in long pieces.
+pub(crate) const fn is_long<T>(transfer: &Transfer) -> bool {
+    (transfer.range.end - transfer.range.start) * size_of::<T>() > SHORT_BYTES
 }
 
 #[cfg(test)]

@@ -125,6 +125,7 @@ impl Incoming<'_> {
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, user_bytes: &[u8]) -> Result<Channel, ConnectError> {
         let Self { clients, client, watch } = self;
+        #[cfg_attr(not(feature = "cm"), allow(clippy::infallible_destructuring_match))]
         let mut client = match client {
             Arrived::Tcp(client) => client,
             #[cfg(feature = "cm")]

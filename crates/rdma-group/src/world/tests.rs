@@ -12,9 +12,13 @@ use std::{env, process};
 use test_support::loopback::free_address;
 use test_support::program::this_program;
 
+use super::lane::PIECE_BYTES;
 use super::*;
+use crate::call::Call;
 use crate::collective::Collective;
+use crate::group::buffer::Elements;
 use crate::reduction::{Reduction, combine};
+use crate::run::is_long;
 use crate::schedule::{Action, BarrierAlgorithm, Blocks, Member, Schedule, Transfer};
 
 /// The variable that selects the deaths: `all`, or by default three of each collective.
@@ -27,8 +31,9 @@ const PROCESS: &str = "RDMA_TEST_DEATHS_PROCESS";
 /// Ends a test that hangs. No test waits for it.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The number of `u64` in a message.
+/// The number of `u64` in a message, and in a long piece.
 const PIECE: usize = (MESSAGE_BYTES - Call::BYTES) / 8;
+const LONG_PIECE: usize = PIECE_BYTES / 8;
 
 /// A rank that dies in a collective.
 #[derive(Clone, Debug)]
@@ -44,8 +49,9 @@ struct Death {
 
 /// Returns each collective with each of its algorithms, and a length of the buffer.
 fn collectives(size: usize) -> Vec<(Collective, usize)> {
-    // Blocks of two messages.
+    // Blocks of two messages, and of two long pieces.
     let long = size * (PIECE + 100);
+    let longest = size * (LONG_PIECE + 100);
     let short = size + 1;
     let root = 1;
     let even = |len| Blocks::even(len, size);
@@ -64,10 +70,12 @@ fn collectives(size: usize) -> Vec<(Collective, usize)> {
         (Collective::Scatter { root, blocks: even(short) }, short),
         (Collective::AllGather { blocks: even(short) }, short),
         (Collective::AllGather { blocks: even(long) }, long),
+        (Collective::AllGather { blocks: even(longest) }, longest),
         (all_to_all, 2 * size),
         (Collective::Reduce { root }, short),
         (all_reduce.clone(), short),
-        (all_reduce, long),
+        (all_reduce.clone(), long),
+        (all_reduce, longest),
         (scatter_reduced(true), short),
         (scatter_reduced(false), short),
     ]
@@ -95,10 +103,15 @@ fn deaths(size: usize) -> Vec<Death> {
     deaths
 }
 
+/// Returns the number of elements in a piece of a transfer.
+const fn piece_of(transfer: &Transfer) -> usize {
+    if is_long::<u64>(transfer) { LONG_PIECE } else { PIECE }
+}
+
 /// Returns the sends and receives of a schedule in order. Each is the round, the transfer and the number of its piece.
 fn pieces(schedule: &Schedule) -> impl Iterator<Item = (usize, Transfer, usize)> {
     schedule.iter().enumerate().flat_map(|(round, transfers)| {
-        let count = |transfer: &Transfer| transfer.range.len().div_ceil(PIECE).max(1);
+        let count = |transfer: &Transfer| transfer.range.len().div_ceil(piece_of(transfer)).max(1);
         let most = transfers.iter().map(count).max().unwrap_or(0);
         let mut ordered = transfers.clone();
         ordered.sort_by_key(|transfer| transfer.action != Action::Send);
@@ -114,7 +127,7 @@ fn pieces(schedule: &Schedule) -> impl Iterator<Item = (usize, Transfer, usize)>
 fn cut(schedule: &Schedule, steps: usize) -> Schedule {
     let mut cut = vec![Vec::<Transfer>::new(); schedule.len()];
     for (round, mut transfer, piece) in pieces(schedule).take(steps) {
-        let end = transfer.range.start + (piece + 1) * PIECE;
+        let end = transfer.range.start + (piece + 1) * piece_of(&transfer);
         transfer.range.end = end.min(transfer.range.end);
         let is_same = |other: &&mut Transfer| {
             (other.peer, other.action, other.range.start)
@@ -137,15 +150,16 @@ fn domain() -> ProtectionDomain {
 fn world(rank: usize, size: usize, master: &str, epoch: u64) -> World {
     let (master, hosts) = (master.to_owned(), Vec::new());
     let settings = Settings { rank, world_size: size, master, epoch, secret: None, hosts };
-    World::join(&domain(), &settings, LIMIT, LIMIT).unwrap()
+    World::join(&domain(), &settings, [LIMIT; 2]).unwrap()
 }
 
 /// Runs the schedule of a collective.
 fn execute(world: &mut World, death: &Death, schedule: Schedule) -> Result<(), Error> {
-    let members: Vec<_> = (0..world.entries.len()).collect();
+    let members: Vec<_> = (0..world.ranks.entries.len()).collect();
     let call = Call { kind: death.collective.kind() as u8, element_bytes: 8, ..Call::default() };
     let (mut buffer, sum) = (vec![1_u64; death.len], combine(Reduction::Sum));
-    world.execute(&members, Run::new(call, schedule, &mut buffer, Some(&*sum)))
+    let elements = Elements::Slice(&mut buffer);
+    world.execute(&members, Run::new(call, schedule, elements, Some(&*sum)))
 }
 
 /// Takes part in one death. Returns only if another rank dies.
@@ -169,7 +183,7 @@ fn live(death: &Death, rank: usize, size: usize, master: &str, epoch: u64) {
     let result = result.and_then(|()| barrier(&mut world));
     match result {
         Err(Error::Lost { rank, host }) => {
-            assert_eq!((rank, host), (death.rank, world.host(death.rank)), "{death:?}");
+            assert_eq!((rank, host), (death.rank, world.ranks.host(death.rank)), "{death:?}");
         }
         other => panic!("{other:?} after {death:?}"),
     }
@@ -277,7 +291,7 @@ fn ranks_run_collectives_while_strangers_connect_to_them() {
             let (attacked, all_called) = (&attacked, &all_called);
             threads.spawn(move || {
                 let mut world = world(rank, size, master, 0);
-                let address = world.entries[rank].address;
+                let address = world.ranks.entries[rank].address;
                 threads.spawn(move || attack(address, ended, || _ = attacked.wait()));
                 attacked.wait();
                 let called = collectives(size).into_iter().try_for_each(|(collective, len)| {

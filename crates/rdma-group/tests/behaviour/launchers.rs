@@ -14,7 +14,7 @@ const SIZE: usize = 3;
 /// Calls all collectives. `argument` is the launcher's variable with the rank.
 pub(crate) fn part(group: &mut Group, argument: &str) {
     assert_eq!(env::var(argument).unwrap(), group.rank().to_string());
-    collectives::part(group);
+    collectives::blocking::part(group);
 }
 
 /// Starts the ranks of a launcher that states the rank and the size in these variables.
