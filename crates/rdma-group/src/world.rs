@@ -5,7 +5,7 @@ pub(crate) mod ranks;
 pub(crate) mod shared;
 
 use std::collections::{BTreeSet, VecDeque};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::ops::Range;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::mpsc;
@@ -21,7 +21,7 @@ use rdma_channel::{
 };
 
 use self::lane::Lane;
-use self::ranks::{CHECK, Failure, Ranks};
+use self::ranks::{CHECK, Failure, Probes, Ranks, is_refusal};
 use crate::bootstrap::link::after;
 use crate::environment::Settings;
 use crate::error::Error;
@@ -312,6 +312,7 @@ impl World {
             let address = self.ranks.address(*peer)?;
             self.dial(*peer, address, Some(self.options), until, dialed.clone())?;
         }
+        let mut probes = Probes::new();
         while let Some(missing) = wanted.iter().copied().find(|peer| is_missing(peers, *peer)) {
             let result = match listener {
                 Some(listener) if missing < self.ranks.own => {
@@ -325,7 +326,10 @@ impl World {
                 peers.get_mut(peer).map(|place| place.insert(dialed));
             }
             self.ranks.check(missing, until)?;
-            if self.ranks.star.has_left(missing) {
+            let address = self.ranks.address(missing)?;
+            let is_gone =
+                || TcpStream::connect_timeout(&address, CHECK).is_err_and(|it| is_refusal(&it));
+            if self.ranks.star.has_left(missing) || probes.are_due() && is_gone() {
                 return Err(Failure::Lost(missing));
             }
         }

@@ -15,6 +15,7 @@ use rdma_async::message::{Message, Messages, Options};
 use rdma_async::{Connection, ConnectionOptions, Driver, Incoming, Listener, Pool};
 use rdma_channel::{AccessFlags, Buffer, ConnectError, ProtectionDomain};
 use rdma_qp::prelude::*;
+use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{sleep, timeout};
@@ -25,7 +26,7 @@ use crate::environment::Settings;
 use crate::error::Error;
 use crate::run::{Next, Run};
 use crate::world::lane::Lane;
-use crate::world::ranks::{CHECK, Failure, Ranks};
+use crate::world::ranks::{CHECK, Failure, Probes, Ranks, is_refusal};
 use crate::world::{PANICKED, STAGED_BYTES, options};
 
 /// All ranks of the launcher, and the connections of this one.
@@ -303,6 +304,7 @@ impl World {
         for peer in wanted.range(self.ranks.own + 1..).filter(|peer| is_missing(peers, **peer)) {
             self.dial(*peer, until, &mut dials)?;
         }
+        let mut probes = Probes::new();
         while let Some(missing) = wanted.iter().copied().find(|peer| is_missing(peers, *peer)) {
             let client = async {
                 match listener {
@@ -326,7 +328,11 @@ impl World {
                 () = sleep(CHECK) => {}
             }
             self.ranks.check(missing, until)?;
-            if self.ranks.star.has_left(missing) {
+            let probe = async {
+                let connects = TcpStream::connect(self.ranks.address(missing)?);
+                Ok(matches!(timeout(CHECK, connects).await, Ok(Err(error)) if is_refusal(&error)))
+            };
+            if self.ranks.star.has_left(missing) || probes.are_due() && probe.await? {
                 return Err(Failure::Lost(missing));
             }
         }

@@ -1,5 +1,6 @@
 //! The ranks of a launcher's group, as one of them knows them: addresses, proofs of identity, and failures.
 
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +29,35 @@ pub(crate) enum Failure {
     Connect(usize, ConnectError),
     /// This rank has detected an error.
     Own(Error),
+}
+
+/// The times at which a rank probes whether another one still listens. A rank that has left is not reported, because
+/// others may not need it. The probes become rarer, because each waits in the queue of the listener.
+pub(crate) struct Probes {
+    next: Instant,
+    pause: Duration,
+}
+
+impl Probes {
+    pub(crate) fn new() -> Self {
+        let pause = Duration::from_secs(1);
+        Self { next: Instant::now() + pause, pause }
+    }
+
+    pub(crate) fn are_due(&mut self) -> bool {
+        let now = Instant::now();
+        let is_due = now >= self.next;
+        if is_due {
+            self.pause *= 2;
+            self.next = now + self.pause;
+        }
+        is_due
+    }
+}
+
+/// Returns true if no process listens.
+pub(crate) fn is_refusal(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::ConnectionRefused
 }
 
 pub(crate) struct Ranks {

@@ -149,6 +149,24 @@ fn a_rank_that_leaves_at_once_is_lost() {
     }
 }
 
+/// Rank 2 waits for rank 1 to connect, and is not connected to it. Rank 0 makes no call.
+#[test]
+fn a_rank_that_leaves_before_it_connects_is_lost() {
+    let lost = Barrier::new(2);
+    threads(3, |group| {
+        let mut rest = group.split(u64::from(group.rank() == 0), 0).unwrap();
+        match group.rank() {
+            0 => _ = lost.wait(),
+            1 => {}
+            _ => {
+                let result = rest.broadcast(0, &mut [0_u8]);
+                lost.wait();
+                assert!(matches!(result, Err(Error::Lost { rank: 1, .. })), "{result:?}");
+            }
+        }
+    });
+}
+
 #[test]
 fn a_function_that_panics_is_named_on_all_others() {
     for panics in [0, 2] {
