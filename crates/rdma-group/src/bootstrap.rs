@@ -343,4 +343,4 @@ impl<'s> Root<'s> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -211,7 +211,7 @@ fn an_address_that_other_hosts_reach_needs_a_secret() {
 }
 
 /// Returns both ends of a connection, with rank 0's first.
-fn pair(keys: &Arc<Keys>) -> [Link; 2] {
+pub(crate) fn pair(keys: &Arc<Keys>) -> [Link; 2] {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let ends = [(listener.accept().unwrap().0, true), (other, false)];

@@ -131,6 +131,9 @@ impl Barrier {
     /// The wait reads the words of this rank: first continuously, then with pauses of at most a millisecond. If a rank
     /// has left after the barrier was complete, this call succeeds. Later requests to that rank fail.
     ///
+    /// If the send queue to a rank is full, the notice waits for a free slot. This takes at most the time limit of a
+    /// [write](rdma_channel::ChannelBuilder::write_timeout), which may be longer than `timeout`.
+    ///
     /// # Errors
     /// - [`UnorderedPeers`](BarrierError::UnorderedPeers), [`DuplicatePeers`](BarrierError::DuplicatePeers),
     ///   [`SelfNotInGroup`](BarrierError::SelfNotInGroup), [`NoSuchRank`](BarrierError::NoSuchRank) or

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rdma_channel::{MultiChannel, PreparedMultiChannel, Rejected, TransportError};
 
-use super::barrier::{Barrier, BarrierError, PreparedBarrier, check_order};
+use super::barrier::{Barrier, BarrierError, PreparedBarrier};
 use super::builder::NodeWithoutPd;
 use super::endpoints::{EndpointsError, LocalEndpoint, RemoteEndpoints};
 
@@ -88,8 +88,7 @@ impl Node {
     /// # Errors
     /// Same errors as [`Barrier::barrier`].
     pub fn barrier(&mut self, peers: &[usize], timeout: Duration) -> Result<(), BarrierError> {
-        check_order(peers)?;
-        self.barrier_unchecked(peers, timeout)
+        self.barrier.barrier(&mut self.channels, peers, timeout)
     }
 
     /// Like [`barrier`](Self::barrier), but does not check the order of the ranks. See [`Barrier::barrier_unchecked`].

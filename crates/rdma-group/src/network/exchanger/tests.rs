@@ -1,10 +1,10 @@
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 
 use test_support::loopback::free_address;
 
 use super::*;
+use crate::bootstrap::tests::pair;
 use crate::network::{NodeConfig, RawNetworkConfig};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -62,22 +62,20 @@ fn a_rank_that_sends_another_message_is_named() {
     assert!(error.ends_with("it sent Goodbye in place of its value"), "{error}");
 }
 
-/// Returns both ends of a connection, with rank 0's first.
-fn pair() -> [Link; 2] {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let keys = Arc::new(Keys::new(b""));
-    let ends = [(listener.accept().unwrap().0, true), (other, false)];
-    ends.map(|(stream, is_root)| Link::new(stream, Arc::clone(&keys), is_root, 9).unwrap())
+/// Returns the connections of rank 0 with two ranks, and the other ends.
+fn star() -> (Vec<Option<Link>>, [Link; 2]) {
+    let [[first, one], [second, two]] = [0, 1].map(|_| pair(&Arc::new(Keys::new(b""))));
+    (vec![None, Some(first), Some(second)], [one, two])
 }
 
 #[test]
 fn a_rank_that_sends_no_value_is_named_after_the_limit() {
     let network = config(&["host0", "host1", "host2"]);
-    let [[first, mut sender], [second, _silent]] = [pair(), pair()];
+    let (links, [mut sender, _silent]) = star();
     sender.send(Kind::Value, b"7", after(LIMIT)).unwrap();
-    wait_for(&[first.awaited(PollFlags::IN)], after(LIMIT)).unwrap();
-    let (links, values) = (vec![None, Some(first), Some(second)], vec![Vec::new(); 3]);
+    let of_sender = links[1].as_ref().unwrap().awaited(PollFlags::IN);
+    assert!(wait_for(&[of_sender], after(LIMIT)).unwrap());
+    let values = vec![Vec::new(); 3];
     let (until, limit) = (Instant::now(), Duration::from_millis(1));
     let mut root = Root { links, values, network: &network, until, limit };
     let error = root.collect().unwrap_err().to_string();
@@ -88,8 +86,7 @@ fn a_rank_that_sends_no_value_is_named_after_the_limit() {
 #[test]
 fn a_rank_that_does_not_read_keeps_no_other_from_its_values() {
     let network = config(&["host0", "host1", "host2"]);
-    let [[first, _silent], [second, mut reader]] = [pair(), pair()];
-    let links = vec![None, Some(first), Some(second)];
+    let (links, [_silent, mut reader]) = star();
     // No socket has room for the second value.
     let values = vec![b"0".to_vec(), b"1".to_vec(), vec![2; 16 << 20]];
     let (until, limit) = (Instant::now(), Duration::from_millis(1));
