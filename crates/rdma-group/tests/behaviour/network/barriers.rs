@@ -175,10 +175,19 @@ fn a_rank_that_leaves_after_the_barrier_does_not_fail_it() {
 
 #[test]
 fn a_rank_that_cannot_be_notified_is_named() {
-    let [_root, mut other] = alone(BarrierAlgorithm::Centralized, [2, 2]);
-    drop(_root);
+    let [root, mut other] = alone(BarrierAlgorithm::Centralized, [2, 2]);
+    drop(root);
     let error = other.1.barrier(&mut other.0, &[0, 1], LIMIT).unwrap_err();
     assert!(matches!(error, BarrierError::TransportError { rank: 0, .. }), "{error}");
+}
+
+#[test]
+fn a_dropped_barrier_refuses_the_notices_of_other_ranks() {
+    let [(_channels, dropped), mut other] = alone(BarrierAlgorithm::Centralized, [2, 2]);
+    drop(dropped);
+    let error = other.1.barrier(&mut other.0, &[0, 1], LIMIT).unwrap_err();
+    let BarrierError::TransportError { rank: 0, source } = error else { panic!("{error}") };
+    assert!(source.to_string().contains("remote access error"), "{source}");
 }
 
 /// The memory of the barrier does not exist in a forked child.
