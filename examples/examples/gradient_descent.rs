@@ -1,10 +1,13 @@
 //! The ranks of a group fit a line to points that are divided between them.
 
+use std::fs;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
 use rdma::group::{Error, Group, Reduction};
 use rdma::prelude::*;
+use rdma_examples_common::chart::{self, Line};
 use rdma_examples_common::{Failure, program};
 
 /// Fits a line to noisy points of the line y = 3 x - 1 by gradient descent. Each rank of the group has its own points.
@@ -17,6 +20,8 @@ pub(crate) struct Arguments {
     points: u32,
     #[arg(long, default_value_t = 64, help = "The number of steps")]
     steps: u32,
+    #[arg(long, value_name = "FILE.svg", help = "Draw the error after each step")]
+    plot: Option<PathBuf>,
 }
 
 /// The part of the gradient that is subtracted in each step.
@@ -35,7 +40,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     };
     let points = points(group.rank(), arguments.points);
     let (mut slope, mut intercept) = (0.0, 0.0);
-    let mut report = String::new();
+    let (mut report, mut errors) = (String::new(), Vec::new());
     for step in 1..=arguments.steps {
         // The sums over the points of this rank: both derivatives, the squared error, and the number of points.
         let mut sums = [0.0; 4];
@@ -50,6 +55,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
         let [by_slope, by_intercept, squared, count] = sums;
         slope -= RATE * by_slope / count;
         intercept -= RATE * by_intercept / count;
+        errors.push((f64::from(step), squared / count));
         if step.is_power_of_two() {
             report += &format!("step {step:3}: mean squared error {:.4}\n", squared / count);
         }
@@ -57,6 +63,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let (rank, size) = (group.rank(), group.world_size());
     if rank > 0 {
         report.clear();
+    } else if let Some(file) = &arguments.plot {
+        let title = format!("Gradient descent of {size} ranks");
+        let lines = [Line::new("mean squared error", errors)];
+        fs::write(file, chart::svg(&title, ["step", "error"], &lines))?;
     }
     Ok(format!("{report}rank {rank} of {size}: y = {slope:.2} x + {intercept:.2}"))
 }

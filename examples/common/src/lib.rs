@@ -1,8 +1,9 @@
-//! Code that the example programs share: the command line, the exchange of endpoints over TCP, and
-//! an end that sends and receives messages.
+//! Code that the example programs share: the command line, the exchange of endpoints over TCP, an end that sends and
+//! receives messages, and charts.
 
 mod command_line;
 
+pub mod chart;
 pub mod end;
 pub mod out_of_band;
 pub mod reach;
