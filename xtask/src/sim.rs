@@ -30,12 +30,26 @@ pub(crate) struct Args {
     /// Run only the workload of messages and streams with this seed
     #[arg(long)]
     conversation: Option<String>,
+    /// Run this number of random groups of ranks instead
+    #[arg(long)]
+    groups: Option<u64>,
+    /// Run only the group of ranks with this seed
+    #[arg(long)]
+    group: Option<String>,
+    /// The maximum number of ranks of a group
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// Draw the time of collectives by the number of ranks
+    #[arg(long, value_name = "FILE.svg")]
+    growth: Option<String>,
     /// Plant the faults in crates/sim/faults one after another, or only those whose names begin with
     /// this; each must be found
     #[arg(
         long,
         value_name = "NAME",
-        conflicts_with_all = ["packets", "hours", "workload", "messages", "conversation"]
+        conflicts_with_all = [
+            "packets", "hours", "workload", "messages", "conversation", "groups", "group", "growth",
+        ]
     )]
     planted: Option<Option<String>>,
 }
@@ -60,6 +74,10 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     option("workload", args.workload.clone());
     option("messages", args.messages.map(|messages| messages.to_string()));
     option("conversation", args.conversation.clone());
+    option("groups", args.groups.map(|groups| groups.to_string()));
+    option("group", args.group.clone());
+    option("ranks", args.ranks.map(|ranks| ranks.to_string()));
+    option("growth", args.growth.clone());
     let mut cargo = cargo(&tree::root());
     let status =
         cargo.args(["run", "--quiet", "--release", "-p", "sim", "--"]).args(words).status();

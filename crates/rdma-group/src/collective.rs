@@ -9,7 +9,8 @@ const SHORT_BYTES: usize = 64 << 10;
 
 /// A collective. Its blocks divide the buffer between the ranks.
 #[derive(Clone, Debug)]
-pub(crate) enum Collective {
+#[allow(clippy::exhaustive_enums, missing_docs)] // hidden; the variants are the methods of a group
+pub enum Collective {
     Barrier(BarrierAlgorithm),
     Broadcast { root: usize },
     Gather { root: usize, blocks: Blocks },
@@ -47,7 +48,8 @@ impl Collective {
     }
 
     /// Returns the schedule for a buffer of `len` elements. All ranks choose the same algorithm.
-    pub(crate) fn schedule(&self, member: Member, len: usize, element_bytes: usize) -> Schedule {
+    #[must_use]
+    pub fn schedule(&self, member: Member, len: usize, element_bytes: usize) -> Schedule {
         let is_short = len.saturating_mul(element_bytes) <= SHORT_BYTES;
         match self {
             Self::Barrier(algorithm) => member.barrier(*algorithm),

@@ -65,6 +65,23 @@ pub use bytemuck::Pod;
 pub use rdma_channel::ConnectError;
 pub use rdma_mem::{Error as MemoryError, ProtectionDomain};
 
+/// The parts of this crate that need no device, for the simulator of the workspace. They may change in any release.
+#[doc(hidden)]
+pub mod simulation {
+    pub use crate::collective::Collective;
+    pub use crate::schedule::{Action, Blocks, Member, Schedule, Transfer};
+
+    use crate::bootstrap::star::{self, Notice};
+
+    /// Returns the rank that rank 0 considers the cause of a failure. A report is the rank that sent it, and the rank that
+    /// it names.
+    #[must_use]
+    pub fn cause(reports: &[(usize, usize)]) -> usize {
+        let notices = reports.iter().map(|(sender, lost)| (*sender, Notice::lost(*lost)));
+        star::cause(&notices.collect::<Vec<_>>()).rank
+    }
+}
+
 /// Runs the example in the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -16,15 +16,21 @@ pub use self::barrier::BarrierAlgorithm;
 
 /// A transfer between this rank and a peer, of a range of the buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Transfer {
-    pub(crate) peer: usize,
-    pub(crate) range: Range<usize>,
-    pub(crate) action: Action,
+#[allow(clippy::exhaustive_structs)] // hidden
+pub struct Transfer {
+    /// The other rank.
+    pub peer: usize,
+    /// The elements.
+    pub range: Range<usize>,
+    /// The part of this rank.
+    pub action: Action,
 }
 
 /// The part of this rank in a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
+#[allow(clippy::exhaustive_enums)] // hidden
+pub enum Action {
+    /// Sends the elements of the range.
     Send,
     /// Replaces the elements of the range.
     Receive,
@@ -35,18 +41,22 @@ pub(crate) enum Action {
 }
 
 /// The transfers of a rank, by round.
-pub(crate) type Schedule = Vec<Vec<Transfer>>;
+pub type Schedule = Vec<Vec<Transfer>>;
 
 /// The ranges of a buffer that belong to the ranks of a group, in rank order.
 #[derive(Clone, Debug)]
-pub(crate) struct Blocks {
+pub struct Blocks {
     /// The start of each block, and the end of the last one.
     starts: Vec<usize>,
 }
 
 impl Blocks {
     /// Divides a buffer into `ranks` blocks, whose lengths differ by at most one element.
-    pub(crate) fn even(len: usize, ranks: usize) -> Self {
+    ///
+    /// # Panics
+    /// Panics if there are no ranks.
+    #[must_use]
+    pub fn even(len: usize, ranks: usize) -> Self {
         let (each, rest) = (len / ranks, len % ranks);
         Self { starts: (0..=ranks).map(|rank| rank * each + rank.min(rest)).collect() }
     }
@@ -68,7 +78,11 @@ impl Blocks {
     }
 
     /// Returns the block of a rank.
-    pub(crate) fn block(&self, rank: usize) -> Range<usize> {
+    ///
+    /// # Panics
+    /// Panics if there is no such rank.
+    #[must_use]
+    pub fn block(&self, rank: usize) -> Range<usize> {
         self.blocks(rank..rank + 1)
     }
 
@@ -80,9 +94,12 @@ impl Blocks {
 
 /// A rank in a group of a certain size. Its methods return schedules.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Member {
-    pub(crate) rank: usize,
-    pub(crate) size: usize,
+#[allow(clippy::exhaustive_structs)] // hidden
+pub struct Member {
+    /// The rank.
+    pub rank: usize,
+    /// The number of ranks.
+    pub size: usize,
 }
 
 impl Member {

@@ -1,5 +1,6 @@
 //! Types that may move to other threads, or be used from several.
 
+use rdma_group::simulation::{Action, Blocks, Collective, Member, Transfer};
 use rdma_group::{BarrierAlgorithm, Buffer, Error, Group, GroupBuilder, Reduction};
 
 fn send_sync<T: Send + Sync>() {}
@@ -13,6 +14,11 @@ fn errors_can_be_sent_to_other_threads() {
 fn options_are_plain_values() {
     send_sync::<BarrierAlgorithm>();
     send_sync::<GroupBuilder<'_>>();
+}
+
+#[test]
+fn schedules_are_plain_values() {
+    send_sync::<(Action, Blocks, Collective, Member, Transfer)>();
 }
 
 #[test]

@@ -21,6 +21,7 @@
 //! - `campaign`: runs one workload after another.
 //! - `fuzz`: runs a workload that is decoded from arbitrary bytes.
 //! - `message`: streams and messages of `rdma-async`.
+//! - `ranks`: groups of `rdma-group`.
 //! - `watch`: aborts a workload that hangs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper is a finding.
 #![allow(clippy::cast_possible_truncation)] // All numbers are small, and devices are 64-bit only.
@@ -37,6 +38,7 @@ mod host;
 mod memory;
 mod message;
 mod post;
+mod ranks;
 mod run;
 mod script;
 mod shrink;
@@ -47,4 +49,5 @@ mod windows;
 pub use campaign::{Finding, Kind, Total, campaign, workload};
 pub use fuzz::{Wrong, bytes, fuzz, script_of};
 pub use message::Clock;
+pub use ranks::{Growth, check, check_many, growth};
 pub use watch::watch;

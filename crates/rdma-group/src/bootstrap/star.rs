@@ -175,7 +175,7 @@ impl Star {
 
 /// Returns the first cause of these notices. A rank that has sent a notice is the cause only if its notice names the
 /// rank itself.
-fn cause(reports: &[(usize, Notice)]) -> Notice {
+pub(crate) fn cause(reports: &[(usize, Notice)]) -> Notice {
     let by = |rank: usize| reports.iter().find(|(sender, _)| *sender == rank);
     let causes = reports.iter().filter_map(|(_, notice)| match by(notice.rank) {
         None => Some(notice),
