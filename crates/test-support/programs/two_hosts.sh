@@ -1,8 +1,7 @@
 # Runs a shell command in this network namespace, and one in another, which a pair of interfaces joins. The second command
-# starts when the first one listens at the port.
-# Arguments: the port, the two addresses, and the two commands.
+# starts when a socket matches the pattern.
+# Arguments: the pattern, the two addresses, and the two commands.
 set -eu
-port=$1
 ready=$(mktemp)
 ip link add host-a type veth peer name host-b
 unshare --net sh -c 'echo ready; exec sleep infinity' > "$ready" &
@@ -19,7 +18,7 @@ there ip link set host-b up
 
 timeout 100 sh -c "$4" &
 server=$!
-until grep --quiet "$(printf ':%04X 0' "$port")" /proc/net/tcp /proc/net/tcp6; do
+until grep --quiet "$1" /proc/net/tcp /proc/net/tcp6 /proc/net/unix; do
     kill -0 $server
     sleep 0.01
 done

@@ -36,16 +36,22 @@ pub fn can_run(more: &[&str]) -> bool {
     can
 }
 
-/// Returns a command that runs two shell commands in two network namespaces, which a pair of interfaces with the addresses
-/// [`HOSTS`] joins like a cable. The second command starts when the first one listens at the TCP port. Returns `None` if
-/// this machine cannot create the namespaces.
+/// Returns the pattern for [`two_hosts`] of a program that listens at a TCP port.
 #[must_use]
-pub fn two_hosts(port: u16, commands: [&str; 2]) -> Option<Command> {
+pub fn tcp_socket(port: u16) -> String {
+    format!(":{port:04X} 0")
+}
+
+/// Returns a command that runs two shell commands in two network namespaces, which a pair of interfaces with the addresses
+/// [`HOSTS`] joins like a cable. The second command starts when a line of `/proc/net/tcp`, `tcp6` or `unix` matches the
+/// pattern of grep(1), because the first one then listens. Returns `None` if this machine cannot create the namespaces.
+#[must_use]
+pub fn two_hosts(socket: &str, commands: [&str; 2]) -> Option<Command> {
     if !can_run(&["--net"]) {
         return None;
     }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/two_hosts.sh");
     let mut shell = inside(&["--net"], &Command::new("sh"));
-    shell.arg(script).arg(port.to_string()).args(HOSTS).args(commands);
+    shell.arg(script).arg(socket).args(HOSTS).args(commands);
     Some(shell)
 }

@@ -16,6 +16,7 @@ const PACKAGES: &[(&str, &str)] = &[
     ("perftest", "usr/bin/ib_send_lat"),
     ("python3-pyverbs", "usr/lib/python3/dist-packages/pyverbs/__init__.py"),
     ("rdma-core", "usr/share/doc/rdma-core/tests/run_tests.py"),
+    ("rdmacm-utils", "usr/bin/rping"),
     ("ucx-utils", "usr/bin/ucx_perftest"),
 ];
 

@@ -109,10 +109,20 @@ impl Process {
 
     /// Waits until a process listens on this TCP port. Returns `false` if this program ends first.
     pub(super) fn listens(&self, port: u16) -> bool {
+        let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
+        self.reaches(|| tables.iter().any(|path| has_listener(&read(path), port)))
+    }
+
+    /// Waits until a process listens on this port of rdma_cm. Returns `false` if this program ends first.
+    pub(super) fn listens_by_address(&self, port: u16) -> bool {
+        self.reaches(|| has_service(&read("/proc/net/unix"), port))
+    }
+
+    /// Waits until a condition is true. Returns `false` if this program ends first.
+    fn reaches(&self, is_true: impl Fn() -> bool) -> bool {
         let mut output = self.output.lock();
         while !output.1 {
-            let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
-            if tables.iter().any(|path| has_listener(&read(path), port)) {
+            if is_true() {
                 return true;
             }
             let waited = self.output.changed.wait_timeout(output, LOOK_AGAIN);
@@ -188,9 +198,34 @@ fn has_listener(table: &str, port: u16) -> bool {
     })
 }
 
+/// Returns true if a table of sockets, in the form of `/proc/net/unix`, has a listener of `rdma-cm` on this port. The port
+/// is in the port space for connections, or in that for datagrams.
+fn has_service(table: &str, port: u16) -> bool {
+    const LISTENS: &str = "00010000";
+    let ends = [0x0106, 0x0111].map(|space| format!("/{:#018x}", space << 16 | u64::from(port)));
+    table.lines().any(|line| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let [_, _, _, flags, .., name] = words[..] else { return false };
+        flags == LISTENS
+            && name.starts_with("@rdma-cm/")
+            && ends.iter().any(|end| name.ends_with(end))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_service_is_found_in_the_table_of_unix_sockets() {
+        let line = "0000000000000000: 00000002 00000000 00010000 0005 01 40341 \
+            @rdma-cm/1/5254:0000:0000:0001/0x0000000001061d2f\n";
+        assert!(has_service(line, 7471));
+        assert!(has_service(&line.replace("0106", "0111"), 7471));
+        assert!(!has_service(line, 7472));
+        assert!(!has_service(&line.replace("00010000", "00000000"), 7471));
+        assert!(!has_service(&line.replace("0106", "0107"), 7471));
+    }
 
     fn start(script: &str) -> Process {
         let words = ["sh", "-c", script].map(str::to_owned);

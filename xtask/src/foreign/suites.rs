@@ -10,6 +10,7 @@ mod nixl;
 mod perftest;
 mod pingpong;
 mod pyverbs;
+mod rdmacm;
 mod ucx;
 mod udp;
 
@@ -31,6 +32,8 @@ pub(super) enum Suite {
     Ucx,
     /// Programs whose peer is killed, exits, or is stopped
     Exits,
+    /// The programs of librdmacm, and perftest with rdma_cm, in two processes; with `--full` also over UDP
+    Rdmacm,
     /// perftest between two addresses of this host, without losses and with a loss of 1 %
     Udp,
     /// pyverbs and the quick pingpong and perftest sets on devices that execute requests later
@@ -43,6 +46,8 @@ pub(super) enum Suite {
     Mpi,
     /// Gloo's transport for ibverbs, in two and three processes
     Gloo,
+    /// libfabric's verbs provider, qperf and fio, which connect with rdma_cm
+    Applications,
     /// The test and the example of the crate `ibverbs`
     Ibverbs,
     /// The tests and examples of the crate `sideway`
@@ -53,7 +58,7 @@ pub(super) enum Suite {
 
 impl Suite {
     pub(super) const QUICK: &[Self] =
-        &[Self::Pyverbs, Self::Pingpong, Self::Perftest, Self::Ucx, Self::Exits];
+        &[Self::Pyverbs, Self::Pingpong, Self::Perftest, Self::Ucx, Self::Exits, Self::Rdmacm];
 
     /// Returns the name in the report, and the package whose version is reported.
     pub(super) fn names(self) -> (&'static str, &'static str) {
@@ -63,12 +68,14 @@ impl Suite {
             Self::Perftest => ("perftest", "perftest"),
             Self::Ucx => ("ucx", "ucx-utils"),
             Self::Exits => ("exits", "perftest"),
+            Self::Rdmacm => ("rdmacm", "rdmacm-utils"),
             Self::Udp => ("udp", "perftest"),
             Self::Deferred => ("deferred", "rdma-core"),
             Self::Mooncake => ("mooncake", mooncake::WHEEL),
             Self::Nixl => ("nixl", nixl::WHEEL),
             Self::Mpi => ("mpi", "openmpi-bin"),
             Self::Gloo => ("gloo", "libgloo0"),
+            Self::Applications => ("applications", "libfabric-bin"),
             Self::Ibverbs => ("ibverbs", crates::IBVERBS.package),
             Self::Sideway => ("sideway", crates::SIDEWAY.package),
             Self::IbverbsRs => ("ibverbs-rs", crates::IBVERBS_RS.package),
@@ -82,6 +89,7 @@ impl Suite {
             Self::Nixl => nixl::NEEDS,
             Self::Mpi => mpi::NEEDS,
             Self::Gloo => gloo::NEEDS,
+            Self::Applications => rdmacm::NEEDS,
             Self::Ibverbs | Self::Sideway | Self::IbverbsRs => crates::NEEDS,
             _ => Needs::NONE,
         }
@@ -103,12 +111,14 @@ impl Suite {
             Self::Perftest => perftest::run(installation, full, row),
             Self::Ucx => ucx::run(installation, full, row),
             Self::Exits => exits::run(installation, row),
+            Self::Rdmacm => rdmacm::run(installation, full, row),
             Self::Udp => udp::run(installation, row),
             Self::Deferred => deferred::run(installation, row),
             Self::Mooncake => mooncake::run(installation, row),
             Self::Nixl => nixl::run(installation, row),
             Self::Mpi => mpi::run(installation, row),
             Self::Gloo => gloo::run(installation, row),
+            Self::Applications => rdmacm::run_applications(installation, row),
             Self::Ibverbs => crates::run(installation, &crates::IBVERBS, row),
             Self::Sideway => crates::run(installation, &crates::SIDEWAY, row),
             Self::IbverbsRs => crates::run(installation, &crates::IBVERBS_RS, row),

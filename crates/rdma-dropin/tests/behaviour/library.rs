@@ -23,7 +23,7 @@ pub(crate) fn folder() -> &'static Path {
     })
 }
 
-/// Returns a command that runs a program of ibverbs-utils with the library, or `None` if it is not installed.
+/// Returns a command that runs a program of ibverbs-utils or rdmacm-utils with the libraries, or `None` if it is not installed.
 pub(crate) fn command(program: &str) -> Option<Command> {
     // The programs of the tests' target may not run on this machine.
     if test_support::program::is_emulated() {
@@ -32,7 +32,9 @@ pub(crate) fn command(program: &str) -> Option<Command> {
     }
     let paths = env::var_os("PATH").unwrap_or_default();
     if !env::split_paths(&paths).any(|folder| folder.join(program).is_file()) {
-        println!("skipped: `{program}` is not installed (Debian: apt-get install ibverbs-utils)");
+        println!(
+            "skipped: `{program}` is not installed (Debian: apt-get install ibverbs-utils rdmacm-utils)"
+        );
         return None;
     }
     Some(with_library(Command::new(program)))

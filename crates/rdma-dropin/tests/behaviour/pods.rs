@@ -1,6 +1,6 @@
 //! Programs in the namespaces of containers. The kernel or a container may refuse them, and the tests are then skipped.
 
-use test_support::namespaces::{HOSTS, can_run, inside, two_hosts};
+use test_support::namespaces::{HOSTS, can_run, inside, tcp_socket, two_hosts};
 
 use crate::library::{command, text, with_library};
 use crate::two_processes::exchange;
@@ -16,24 +16,40 @@ fn two_containers_of_a_pod_exchange_messages() {
     }
 }
 
-/// Pods are joined by a pair of network interfaces, like two hosts by a cable.
-#[test]
-fn two_pods_exchange_messages_over_udp() {
-    let Some(pingpong) = command("ibv_rc_pingpong") else { return };
-    let port = 18515;
-    // The first address at which a device listens has index 4.
-    let program = pingpong.get_program().to_string_lossy();
-    let end = |address: &str| {
-        format!(
-            "RDMA_SOFT_DEVICES=soft0,address={address} exec {program} -d soft0 -g 4 -n 200 -p {port}"
-        )
-    };
-    let [server, client] = HOSTS.map(end);
-    let commands = [&*server, &format!("{client} {}", HOSTS[0])];
-    let Some(shell) = two_hosts(port, commands) else { return };
+/// Runs a program in two pods, and returns the output of both. Pods are joined by a pair of network interfaces, like two
+/// hosts by a cable.
+fn run_in_pods(program: &str, socket: &str, [server, client]: [&str; 2]) -> Option<String> {
+    let program = command(program)?;
+    let program = program.get_program().to_string_lossy();
+    let [own, other] = HOSTS;
+    let end = |address: &str| format!("RDMA_SOFT_DEVICES=soft0,address={address} exec {program}");
+    let server = format!("{} {server}", end(own));
+    let shell = two_hosts(socket, [&server, &format!("{} {client} {own}", end(other))])?;
     let output = with_library(shell).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
+    Some(text(&output))
+}
+
+#[test]
+fn two_pods_exchange_messages_over_udp() {
+    // The first address at which a device listens has index 4.
+    let end = "-d soft0 -g 4 -n 200 -p 18515";
+    let output = run_in_pods("ibv_rc_pingpong", &tcp_socket(18515), [end; 2]);
     // 200 messages of 4096 bytes in each direction.
-    let ends = text(&output).matches("1638400 bytes in").count();
-    assert_eq!(ends, 2, "{}", text(&output));
+    output.into_iter().for_each(|output| {
+        assert_eq!(output.matches("1638400 bytes in").count(), 2, "{output}");
+    });
+}
+
+#[test]
+fn two_pods_connect_by_address() {
+    let port = 18515;
+    // The abstract name of a socket that listens at a port of the TCP port space.
+    let socket = format!(" 00010000 .*@rdma-cm/1/.*/0x000000000106{port:04x}$");
+    let [server, client] = ["-s", "-c"].map(|end| format!("{end} -C 20 -v -p {port}"));
+    let output = run_in_pods("rping", &socket, [&server, &format!("{client} -a")]);
+    output.into_iter().for_each(|output| {
+        // The last of 20 pings, at both ends.
+        assert_eq!(output.matches("ping data: rdma-ping-19: ").count(), 2, "{output}");
+    });
 }

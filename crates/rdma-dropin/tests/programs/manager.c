@@ -484,6 +484,8 @@ static const struct {
 
 int main(int argc, char **argv)
 {
+	/* A missing event ends the program. */
+	alarm(60);
 	/* This case forks before it uses the library. */
 	if (strcmp(argv[1], "death") != 0)
 		CHECK((channel = rdma_create_event_channel()));

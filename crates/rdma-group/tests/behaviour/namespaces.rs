@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use test_support::namespaces::{HOSTS, two_hosts};
+use test_support::namespaces::{HOSTS, tcp_socket, two_hosts};
 
 use crate::ranks::child_command;
 
@@ -20,7 +20,7 @@ fn ranks_in_two_network_namespaces_run_all_collectives_over_udp() {
             HOSTS[0], HOSTS[rank], program.join(" ")
         )
     };
-    let Some(mut shell) = two_hosts(port, [&rank(0), &rank(1)]) else { return };
+    let Some(mut shell) = two_hosts(&tcp_socket(port), [&rank(0), &rank(1)]) else { return };
     for (variable, value) in child.get_envs() {
         match value {
             Some(value) => shell.env(variable, value),

@@ -93,7 +93,7 @@ pub(super) const SIDEWAY: Crate = Crate {
         ("rc_pingpong", Pair("-d soft0 -g 1")),
         ("rc_pingpong_split", Pair("-d soft0 -g 1")),
         ("show_gids", NoExample("it requires that each GID has a network interface")),
-        ("cmtime", NoExample("it needs the kernel's rdma_cm")),
+        ("cmtime", NoExample("it needs two processes")),
     ],
 };
 

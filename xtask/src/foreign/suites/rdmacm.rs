@@ -1,0 +1,229 @@
+//! Programs that connect by address and port, with librdmacm.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::process::Signal;
+
+use crate::foreign::installation::Installation;
+use crate::foreign::output::result;
+use crate::foreign::packages::Needs;
+use crate::foreign::pair::{outcome, words};
+use crate::foreign::process::{Environment, Process, free_port};
+use crate::foreign::report::{Outcome, Row};
+
+/// The packages of the applications.
+pub(super) const NEEDS: Needs = Needs {
+    packages: &[
+        ("libfabric-bin", "usr/bin/fi_pingpong"),
+        ("qperf", "usr/bin/qperf"),
+        ("fio", "usr/bin/fio"),
+    ],
+    wheels: &[],
+};
+
+/// The command lines of a server and a client. `PORT` stands for a port, and `ADDRESS` for the server's address.
+struct Pair {
+    server: &'static str,
+    client: &'static str,
+    /// Text that a successful server and client print.
+    prints: [&'static str; 2],
+    /// Whether the server ends after one client. Another server is killed.
+    ends: bool,
+    /// The port of a program that has no option for it.
+    port: Option<u16>,
+    /// Whether the server listens at a TCP port, at which the two processes begin.
+    is_tcp: bool,
+    /// Whether the pair is run without `--full`.
+    is_quick: bool,
+}
+
+const fn pair(server: &'static str, client: &'static str, prints: [&'static str; 2]) -> Pair {
+    Pair { server, client, prints, ends: true, port: None, is_tcp: false, is_quick: false }
+}
+
+const fn quick(server: &'static str, client: &'static str, prints: [&'static str; 2]) -> Pair {
+    Pair { is_quick: true, ..pair(server, client, prints) }
+}
+
+const UDADDY: u16 = 7174;
+const PINGED: [&str; 2] = ["server ping data: rdma-ping-4", "ping data: rdma-ping-4"];
+const ENDED: [&str; 2] = ["rdma_server: end 0", "rdma_client: end 0"];
+const STATUS: [&str; 2] = ["return status 0"; 2];
+const RESULT: [&str; 2] = ["", "#iterations"];
+
+/// The programs of rdmacm-utils, and perftest with rdma_cm.
+const PROGRAMS: &[Pair] = &[
+    quick("rping -s -C 5 -v -p PORT", "rping -c -C 5 -v -p PORT -a ADDRESS", PINGED),
+    pair("rping -s -C 5 -v -S 9000 -p PORT", "rping -c -C 5 -v -S 9000 -p PORT -a ADDRESS", PINGED),
+    quick("rdma_server -p PORT", "rdma_client -p PORT -s ADDRESS", ENDED),
+    quick("ucmatose -p PORT", "ucmatose -p PORT -s ADDRESS", STATUS),
+    pair(
+        "ucmatose -c 20 -C 50 -S 4096 -p PORT",
+        "ucmatose -c 20 -C 50 -S 4096 -p PORT -s ADDRESS",
+        STATUS,
+    ),
+    Pair { port: Some(UDADDY), ..quick("udaddy", "udaddy -s ADDRESS", STATUS) },
+    Pair {
+        port: Some(UDADDY),
+        ..pair("udaddy -c 10 -C 20", "udaddy -c 10 -C 20 -s ADDRESS", STATUS)
+    },
+    Pair {
+        ends: false,
+        ..quick("cmtime -p PORT", "cmtime -c 50 -p PORT -s ADDRESS", ["", "disconnect   :"])
+    },
+    quick("ib_send_lat -R -F -n 200 -p PORT", "ib_send_lat -R -F -n 200 -p PORT ADDRESS", RESULT),
+    pair(
+        "ib_send_lat -c UD -R -F -n 200 -p PORT",
+        "ib_send_lat -c UD -R -F -n 200 -p PORT ADDRESS",
+        RESULT,
+    ),
+    pair("ib_send_bw -R -F -n 200 -p PORT", "ib_send_bw -R -F -n 200 -p PORT ADDRESS", RESULT),
+    quick("ib_write_bw -R -F -n 200 -p PORT", "ib_write_bw -R -F -n 200 -p PORT ADDRESS", RESULT),
+    pair("ib_read_bw -R -F -n 200 -p PORT", "ib_read_bw -R -F -n 200 -p PORT ADDRESS", RESULT),
+    pair(
+        "ib_atomic_lat -R -F -n 200 -p PORT",
+        "ib_atomic_lat -R -F -n 200 -p PORT ADDRESS",
+        RESULT,
+    ),
+];
+
+/// Programs of other projects.
+const APPLICATIONS: &[Pair] = &[
+    Pair {
+        is_tcp: true,
+        ..pair(
+            "fi_pingpong -p verbs -e msg -I 100 -B PORT",
+            "fi_pingpong -p verbs -e msg -I 100 -P PORT ADDRESS",
+            ["1m ", "1m "],
+        )
+    },
+    Pair {
+        is_tcp: true,
+        ends: false,
+        ..pair(
+            "qperf -lp PORT",
+            "qperf -lp PORT -cm 1 -t 1 ADDRESS rc_lat rc_rdma_write_bw",
+            ["", "rc_rdma_write_bw:"],
+        )
+    },
+    pair(
+        "fio --name=server --ioengine=rdma --port=PORT --rw=read --bs=64k --size=4m --iodepth=4",
+        "fio --name=client --ioengine=rdma --hostname=ADDRESS --port=PORT --verb=write --rw=write --bs=64k --size=4m \
+         --iodepth=4",
+        ["Run status", "WRITE: bw="],
+    ),
+    pair(
+        "fio --name=server --ioengine=rdma --port=PORT --rw=read --bs=64k --size=4m --iodepth=4",
+        "fio --name=client --ioengine=rdma --hostname=ADDRESS --port=PORT --verb=send --rw=write --bs=64k --size=4m \
+         --iodepth=4",
+        ["Run status", "WRITE: bw="],
+    ),
+];
+
+/// The output of a client that connected before its server listened: of perftest with RC and UD, and of qperf.
+const EARLY: [&str; 3] = [
+    "RDMA_CM_EVENT_REJECTED; error: 8.",
+    "RDMA_CM_EVENT_UNREACHABLE; error: 1.",
+    "unexpected event from RDMA CM: Event rejected",
+];
+/// The number of times that such a pair is run.
+const ATTEMPTS: u32 = 10;
+
+/// The addresses of two devices that are like two hosts. The server's is the first.
+const ADDRESSES: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
+
+/// Runs the programs between two processes of this host, and with `--full` also over UDP between two addresses.
+///
+/// # Errors
+/// Returns an error if this process cannot start programs.
+pub(super) fn run(installation: &Installation, full: bool, row: &mut Row) -> Result<()> {
+    let usual = installation.environment();
+    for pair in PROGRAMS.iter().filter(|pair| full || pair.is_quick) {
+        row.case(pair.client, || run_pair(installation, pair, [&usual, &usual]));
+    }
+    if full { over_udp(installation, PROGRAMS, row) } else { Ok(()) }
+}
+
+/// Runs the programs of other projects, between two processes of this host and over UDP.
+///
+/// # Errors
+/// Returns an error if this process cannot start programs.
+pub(super) fn run_applications(installation: &Installation, row: &mut Row) -> Result<()> {
+    let usual = installation.environment();
+    for pair in APPLICATIONS {
+        row.case(pair.client, || run_pair(installation, pair, [&usual, &usual]));
+    }
+    over_udp(installation, APPLICATIONS, row)
+}
+
+fn over_udp(installation: &Installation, pairs: &[Pair], row: &mut Row) -> Result<()> {
+    let environments = ADDRESSES.map(|address| {
+        let mut environment = installation.environment();
+        environment.push(("RDMA_SOFT_LISTEN", address.to_owned()));
+        // A busy host may stall a process for longer than the default of 2 seconds.
+        environment.push(("RDMA_SOFT_RETRY_TIME", "60".to_owned()));
+        environment
+    });
+    let [server, client] = &environments;
+    for pair in pairs {
+        let name = format!("{}, over UDP", pair.client);
+        row.case(&name, || run_pair(installation, pair, [server, client]));
+    }
+    Ok(())
+}
+
+/// Runs a pair. The server of perftest closes its listener after a first connection, and listens again. That of qperf
+/// reports its port before it listens. A client that connects too early is rejected, and does not try again. Such a pair
+/// is run again.
+fn run_pair(
+    installation: &Installation,
+    pair: &Pair,
+    environments: [&Environment; 2],
+) -> Result<Outcome> {
+    for _ in 1..ATTEMPTS {
+        if let Some(outcome) = attempt(installation, pair, environments)? {
+            return Ok(outcome);
+        }
+    }
+    let last = attempt(installation, pair, environments)?;
+    last.with_context(|| format!("the client was too early in {ATTEMPTS} attempts"))
+}
+
+/// Runs a server, and a client as soon as the server listens. Returns `None` if the client was too early.
+fn attempt(
+    installation: &Installation,
+    pair: &Pair,
+    [server, client]: [&Environment; 2],
+) -> Result<Option<Outcome>> {
+    let port = pair.port.map_or_else(free_port, Ok)?;
+    let start = |line: &str, environment: &Environment| {
+        let line = line.replace("PORT", &port.to_string()).replace("ADDRESS", ADDRESSES[0]);
+        let line = words(&line);
+        let (name, options) = line.split_first().unzip();
+        let program = installation.program(name.map_or("", String::as_str));
+        Process::start(&[&program, options.unwrap_or(&[])].concat(), environment)
+    };
+    let server = start(pair.server, server)?;
+    let listens = if pair.is_tcp { server.listens(port) } else { server.listens_by_address(port) };
+    if !listens {
+        bail!("the server does not listen\n{}", server.end()?);
+    }
+    let client = start(pair.client, client)?.end()?;
+    if EARLY.iter().any(|text| client.output.contains(text)) {
+        server.signal(Signal::KILL)?;
+        return Ok(None);
+    }
+    if !pair.ends {
+        server.signal(Signal::KILL)?;
+        let server = server.end()?;
+        let passed = client.succeeded() && client.output.contains(pair.prints[1]);
+        ensure!(passed, "the client failed\nclient {client}\nserver {server}");
+        return Ok(Some(Outcome::Passed(pair.prints[1].to_owned())));
+    }
+    let passed = outcome(Ok((server.end()?, client)), |server, client| {
+        for (ended, text) in [server, client].into_iter().zip(pair.prints) {
+            ensure!(ended.output.contains(text), "the output lacks {text:?}");
+        }
+        Ok(result(&client.output).unwrap_or_else(|_| pair.prints[1].to_owned()))
+    });
+    passed.map(Some)
+}
