@@ -8,6 +8,8 @@
 //! itself carries only what the programs post.
 
 pub(crate) mod client;
+#[cfg(feature = "cm")]
+pub(crate) mod cm;
 pub(crate) mod endpoint;
 mod frame;
 pub(crate) mod incoming;

@@ -86,6 +86,8 @@ pub use buffer::pool::{Pool, PoolError};
 pub use buffer::shared::SharedBuffer;
 pub use buffer::view::{BufferExt, BufferSlice};
 pub use connection::Connection;
+#[cfg(all(not(loom), feature = "cm"))]
+pub use control::cm::CmListener;
 #[cfg(not(loom))]
 pub use control::endpoint::Endpoint;
 #[cfg(not(loom))]

@@ -15,13 +15,13 @@ use crate::link::Inner;
 /// A connection that waits for its peer's endpoint, created by [`Driver::prepare`](crate::Driver::prepare).
 #[derive(Debug)]
 pub struct PreparedConnection {
-    qp: PreparedQueuePair,
-    room: Room,
+    pub(crate) qp: PreparedQueuePair,
+    pub(crate) room: Room,
 }
 
 /// Room reserved in a completion queue.
 #[derive(Debug)]
-struct Room {
+pub(crate) struct Room {
     ledger: Option<Arc<Ledger>>,
     depth: [u32; 2],
     driver: Arc<Handle>,
@@ -75,7 +75,7 @@ impl PreparedConnection {
     /// # Errors
     /// Same errors as [`PreparedQueuePair::handshake`].
     pub fn handshake(self, peer: QueuePairEndpoint) -> Result<Connection, Error> {
-        self.connected(|qp| qp.handshake(peer))
+        Ok(self.room.connection(self.qp.handshake(peer)?))
     }
 
     /// Returns the attributes with which [`handshake`](Self::handshake) would connect.
@@ -91,18 +91,16 @@ impl PreparedConnection {
     /// # Errors
     /// Same errors as [`PreparedQueuePair::connect`].
     pub fn connect(self, attributes: ConnectAttributes) -> Result<Connection, Error> {
-        self.connected(|qp| qp.connect(attributes))
+        Ok(self.room.connection(self.qp.connect(attributes)?))
     }
+}
 
-    fn connected(
-        self,
-        connect: impl FnOnce(PreparedQueuePair) -> Result<QueuePair, Error>,
-    ) -> Result<Connection, Error> {
-        let Self { qp, mut room } = self;
-        let qp = connect(qp)?;
-        let Some(ledger) = room.ledger.take() else {
+impl Room {
+    /// Creates a connection with a connected queue pair.
+    pub(crate) fn connection(mut self, qp: QueuePair) -> Connection {
+        let Some(ledger) = self.ledger.take() else {
             unreachable!("the ledger is taken only here")
         };
-        Ok(Connection::new(Inner::new(ledger, qp, room.depth, Arc::clone(&room.driver))))
+        Connection::new(Inner::new(ledger, qp, self.depth, Arc::clone(&self.driver)))
     }
 }

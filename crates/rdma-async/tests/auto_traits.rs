@@ -24,6 +24,8 @@ fn error<T: std::error::Error + Send + Sync + 'static>() {}
 
 #[test]
 fn shared_types_are_send_and_sync() {
+    #[cfg(feature = "cm")]
+    shared::<rdma_async::CmListener>();
     shared::<Connection>();
     shared::<Driver>();
     shared::<Endpoint>();

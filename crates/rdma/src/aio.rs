@@ -30,6 +30,8 @@
 use rdma_channel::ConnectError;
 use tokio::net::ToSocketAddrs;
 
+#[cfg(feature = "cm")]
+pub use rdma_async::CmListener;
 pub use rdma_async::message;
 pub use rdma_async::{
     Atomic, BufferExt, BufferSlice, Connection, ConnectionCounters, ConnectionOptions, Descriptor,

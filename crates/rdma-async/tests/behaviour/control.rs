@@ -3,6 +3,8 @@
 mod again;
 mod bad_clients;
 mod bad_peers;
+#[cfg(feature = "cm")]
+mod cm;
 mod ends;
 mod farewell;
 mod graceful;

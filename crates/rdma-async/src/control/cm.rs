@@ -1,0 +1,451 @@
+//! Connections by rdma_cm.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdma_cm::{Connecting, ConnectionId, End, EventChannel, Replied, Step};
+use rdma_connect::cm::{self, CmClient, CmClients, MakeCmEnds};
+use rdma_connect::{CloseReason, ConnectError, Farewell};
+use rdma_qp::{Error, PreparedQueuePair, QueuePair, QueuePairBuilder};
+use tokio::io::unix::AsyncFd;
+use tokio::net::{ToSocketAddrs, lookup_host};
+use tokio::time::{sleep, timeout};
+use tracing::field::{Empty, display};
+use tracing::{Instrument as _, Span};
+
+use super::frame::Frame;
+use super::maker::Maker;
+use super::negotiate::blocking;
+use super::options::ConnectionOptions;
+use super::shared::{Member, Shared, Task};
+use crate::connection::Connection;
+use crate::driver::Driver;
+use crate::driver::file::readable;
+use crate::link::Inner;
+use crate::prepared::{PreparedConnection, Room};
+
+/// The maximum number of events that a blocking thread handles at a time.
+const MANY: usize = 64;
+
+impl Driver {
+    /// Connects by rdma_cm to the listener at this address. Returns the connection and the other end's
+    /// [`user_bytes`](ConnectionOptions::user_bytes).
+    ///
+    /// The listener is [`listen_cm`](Self::listen_cm), a channel's listener or server of `rdma-channel`,
+    /// [`rdma_cm::Listener`], or a C program that uses librdmacm. Both ends can send once this returns. If the future is
+    /// dropped early, the request is cancelled.
+    ///
+    /// There is no control connection, so memory cannot be lent, and the connection cannot be renewed. This end has at
+    /// most 52 user bytes, and the server at most 192. The private data of a C program is returned as a whole, of 196
+    /// bytes. The end of the peer is detected as by [`connect`](Self::connect), except that `peer_timeout` and `heartbeat`
+    /// have no effect. If the peer's process on another host is killed, only requests fail, after their retries.
+    ///
+    /// # Errors
+    /// | | |
+    /// |---|---|
+    /// | [`NobodyListens`](ConnectError::NobodyListens) | the port has no listener |
+    /// | [`Rejected`](ConnectError::Rejected) | the server rejected this client, or the two queue pairs do not fit |
+    /// | [`Busy`](ConnectError::Busy) | the server is full, or has no queue pair for this client: try again later |
+    /// | [`Timeout`](ConnectError::Timeout) | connecting took longer than the [`rendezvous_timeout`](ConnectionOptions::rendezvous_timeout) |
+    /// | [`Closed`](ConnectError::Closed) | the server ended meanwhile |
+    /// | [`Io`](ConnectError::Io) | the device does not reach the address, too many files are open, or the driver has ended |
+    /// | [`Resolve`](ConnectError::Resolve), [`NoAddress`](ConnectError::NoAddress) | the name has no address |
+    /// | [`UserBytesTooLong`](ConnectError::UserBytesTooLong) | there are more than 52 user bytes |
+    /// | [`Verbs`](ConnectError::Verbs) | a queue pair cannot be created with these options, or cannot be connected |
+    ///
+    /// # Panics
+    /// If this is not called within a tokio runtime with I/O and time.
+    ///
+    /// # Examples
+    /// See [`CmListener`].
+    #[doc(alias("rdma_cm", "rdma_connect", "cm_connect"))]
+    pub async fn connect_cm(
+        &self,
+        addr: impl ToSocketAddrs,
+        options: impl Into<ConnectionOptions>,
+    ) -> Result<(Connection, Box<[u8]>), ConnectError> {
+        let device = self.context().device().name();
+        let span = tracing::debug_span!("connect", device, peer = Empty, qpn = Empty);
+        self.connect_cm_in_span(addr, options.into()).instrument(span).await
+    }
+
+    async fn connect_cm_in_span(
+        &self,
+        addr: impl ToSocketAddrs,
+        options: ConnectionOptions,
+    ) -> Result<(Connection, Box<[u8]>), ConnectError> {
+        let data = cm::request(&options.user_bytes)?;
+        self.check()?;
+        let addresses = resolve(addr).await?;
+        let limit = options.rendezvous_timeout;
+        let first = *addresses.first().ok_or(ConnectError::NoAddress)?;
+        let (driver, qp) = (self.clone(), options.qp.clone());
+        let connects = async {
+            let (connecting, room, address, events) = blocking(move || {
+                let failed = |error| cm::not_connected(error, first, limit);
+                let events = EventChannel::shared(driver.context()).map_err(failed)?;
+                let resolved = events.resolve(&*addresses).map_err(failed)?;
+                let address = resolved.address();
+                let PreparedConnection { qp, room } = driver.prepare(qp)?;
+                let failed = |error| cm::not_connected(error, address, limit);
+                let connecting = resolved.connect(qp, &data).map_err(failed)?;
+                Ok((connecting, room, address, events))
+            })
+            .await?;
+            Span::current().record("peer", display(address));
+            let failed = |error| cm::not_connected(error, address, limit);
+            let file = watch(connecting.file().map_err(failed)?, address)?;
+            let replied = answered(connecting, &events, &file, failed).await?;
+            let user_bytes = cm::decode(replied.private_data()).0.into();
+            let (qp, id) = replied.establish().map_err(failed)?.into_parts();
+            let file = watch(id.file().map_err(failed)?, address)?;
+            Ok::<_, ConnectError>((room.connection(qp), id, file, address, user_bytes))
+        };
+        let connected = timeout(limit, connects).await;
+        let timed_out = |_| cm::not_connected(rdma_cm::Error::TimedOut { limit }, first, limit);
+        let (connection, id, file, address, user_bytes) = connected.map_err(timed_out)??;
+        Span::current().record("qpn", display(connection.qpn()));
+        keep(connection.inner(), (id, file), (address, true), &options);
+        Ok((connection, user_bytes))
+    }
+
+    /// Listens by rdma_cm at the first of these addresses that belongs to this host, and turns each client into a
+    /// connection with these options. Port 0 stands for a free one. Clients call [`connect_cm`](Self::connect_cm), or are
+    /// C programs that use librdmacm.
+    ///
+    /// # Errors
+    /// [`ConnectError::Io`] if the port is in use, no address belongs to this host, or the driver has ended;
+    /// [`ConnectError::Resolve`] and [`ConnectError::NoAddress`] as in [`connect_cm`](Self::connect_cm);
+    /// [`ConnectError::UserBytesTooLong`] for more than 192 user bytes; [`ConnectError::Verbs`] if no connection can be
+    /// made with these options.
+    ///
+    /// # Panics
+    /// If this is not called within a tokio runtime with I/O and time.
+    #[doc(alias("rdma_cm", "rdma_listen"))]
+    pub async fn listen_cm(
+        &self,
+        addr: impl ToSocketAddrs,
+        options: impl Into<ConnectionOptions>,
+    ) -> Result<CmListener, ConnectError> {
+        let options = options.into();
+        // Panics here in a runtime without time.
+        drop(sleep(Duration::ZERO));
+        self.check()?;
+        let addresses = resolve(addr).await?;
+        let first = *addresses.first().ok_or(ConnectError::NoAddress)?;
+        let maker = Maker { driver: self.clone(), qp: options.qp.clone() };
+        let (limit, user_bytes) = (options.rendezvous_timeout, options.user_bytes.clone());
+        let clients = blocking(move || {
+            // Checks here that a queue pair can have these options, rather than when the first client connects.
+            drop(maker.driver.prepare(maker.qp.clone())?);
+            let opened = EventChannel::open(maker.driver.context());
+            let events = opened.map_err(|error| cm::not_listening(error, first))?;
+            CmClients::listen(maker, events, &addresses, limit, &user_bytes)
+        })
+        .await?;
+        let address = clients.address();
+        let file = watch(clients.events(), address)?;
+        Ok(CmListener { clients: Arc::new(Mutex::new(clients)), file, address, options })
+    }
+}
+
+/// Listens for clients of rdma_cm and turns them into connections. Created by [`Driver::listen_cm`].
+///
+/// Clients make progress only while a task awaits [`accept`](Self::accept). At most 128 requests wait meanwhile. Each
+/// request is accepted at once, and the listener waits for no particular client. One that does not confirm is dropped
+/// after [`rendezvous_timeout`](ConnectionOptions::rendezvous_timeout), or earlier to make room for another one. Queue
+/// pairs are created on tokio's blocking threads.
+///
+/// Dropping the listener rejects the clients that have not been accepted; accepted connections continue.
+///
+/// # Examples
+/// ```
+/// use rdma_async::{ConnectionOptions, Driver};
+/// use rdma_mem::BufferPool;
+///
+/// # rdma_soft::install();
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let context = rdma_mem::open_device("soft0")?;
+/// let pd = context.allocate_pd()?;
+/// let driver = Driver::spawn(&context)?;
+/// let options = ConnectionOptions::new(&pd);
+/// let listener = driver.listen_cm("localhost:0", options.clone()).await?;
+/// let address = listener.local_addr();
+///
+/// // This could be another process, or another machine.
+/// let client = tokio::spawn({
+///     let (driver, pool) = (driver.clone(), BufferPool::new(&pd));
+///     async move {
+///         let (connection, _) = driver.connect_cm(address, options).await?;
+///         let mut hello = pool.allocate(5)?;
+///         hello.copy_from_slice(b"hello");
+///         connection.send(hello).await?;
+///         Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+///     }
+/// });
+///
+/// let connection = listener.accept().await?;
+/// let received = connection.receive(BufferPool::new(&pd).allocate(64)?).await?;
+/// assert_eq!(received.memory[..received.length], *b"hello");
+/// client.await??;
+/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(()) }).unwrap();
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub struct CmListener {
+    clients: Arc<Mutex<CmClients<Maker>>>,
+    file: AsyncFd<OwnedFd>,
+    address: SocketAddr,
+    options: ConnectionOptions,
+}
+
+impl CmListener {
+    /// Returns the address at which the listener listens, with the port that was selected for port 0.
+    #[must_use]
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits for a client, and accepts it with the [`user_bytes`](ConnectionOptions::user_bytes) of the options. If a
+    /// client is already gone, waits for the next one. Dropping the future early loses no client.
+    ///
+    /// # Errors
+    /// [`ConnectError::Verbs`] if no queue pair could be created for a client, which is sent the reason.
+    /// [`ConnectError::Io`] if the system cannot wait, or too many files are open. The listener can be used again.
+    #[doc(alias = "rdma_accept")]
+    pub async fn accept(&self) -> Result<Connection, ConnectError> {
+        self.accept_with_user_bytes().await.map(|(connection, _)| connection)
+    }
+
+    /// Like [`accept`](Self::accept), and also returns the client's [`user_bytes`](ConnectionOptions::user_bytes), or all
+    /// 56 bytes of the private data of a C program. The client is not authenticated.
+    ///
+    /// # Errors
+    /// Same errors as [`accept`](Self::accept).
+    pub async fn accept_with_user_bytes(&self) -> Result<(Connection, Box<[u8]>), ConnectError> {
+        loop {
+            if let Some(client) = self.take()? {
+                let CmClient { end: connection, id, address, user_bytes, .. } = client;
+                if let Ok(end) = id.wait(Duration::ZERO) {
+                    self.locked().refuse(format!("{address}: {end}"));
+                    continue;
+                }
+                let failed =
+                    |error| cm::failed(error, || format!("watching the client at {address}"));
+                let file = watch(id.file().map_err(failed)?, address)?;
+                keep(connection.inner(), (id, file), (address, false), &self.options);
+                return Ok((connection, user_bytes));
+            }
+            let clients = Arc::clone(&self.clients);
+            let serve = move || serve(&mut clients.lock().unwrap_or_else(PoisonError::into_inner));
+            if blocking(serve).await? {
+                continue;
+            }
+            let next_end = self.locked().next_end(Instant::now());
+            // The readiness is cleared before events are handled, so that none is missed.
+            tokio::select! {
+                ready = self.file.readable() => {
+                    ready.map_err(|error| not_watched(error, self.address))?.clear_ready();
+                }
+                () = sleep(next_end) => {}
+            }
+        }
+    }
+
+    fn take(&self) -> Result<Option<CmClient<Connection>>, ConnectError> {
+        let mut clients = self.locked();
+        match clients.take() {
+            None => clients.take_failure().map_or(Ok(None), Err),
+            client => Ok(client),
+        }
+    }
+
+    fn locked(&self) -> MutexGuard<'_, CmClients<Maker>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the number of clients that the listener refused, or that disconnected before the program accepted them.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.locked().refused()
+    }
+
+    /// Returns the number of refused clients that had not confirmed in time.
+    #[must_use]
+    pub fn dropped_half_open(&self) -> u64 {
+        self.locked().dropped_half_open()
+    }
+
+    /// Returns the address of the last refused client, with the reason, or `None` if none was refused.
+    #[must_use]
+    pub fn last_refused(&self) -> Option<String> {
+        self.locked().last_refused().map(str::to_owned)
+    }
+}
+
+impl fmt::Debug for CmListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CmListener({:?})", self.locked())
+    }
+}
+
+/// Handles events of a listener that have arrived. Returns true if there were any.
+fn serve(clients: &mut CmClients<Maker>) -> Result<bool, ConnectError> {
+    for handled in 0..MANY {
+        let now = Instant::now();
+        clients.expire(now);
+        let event = clients.events().next_of(|id| clients.wants(id), Some(Duration::ZERO));
+        match event.map_err(|error| clients.failed(error))? {
+            Some(event) => _ = clients.handle(event, now),
+            None => return Ok(handled > 0),
+        }
+    }
+    Ok(true)
+}
+
+impl MakeCmEnds for Maker {
+    type Rest = Room;
+
+    fn split(prepared: PreparedConnection) -> (PreparedQueuePair, Room) {
+        (prepared.qp, prepared.room)
+    }
+
+    fn finish(room: Room, qp: QueuePair) -> Result<Connection, Error> {
+        Ok(room.connection(qp))
+    }
+}
+
+async fn resolve(addr: impl ToSocketAddrs) -> Result<Vec<SocketAddr>, ConnectError> {
+    let addresses = lookup_host(addr).await;
+    Ok(addresses.map_err(|source| ConnectError::Resolve { source })?.collect())
+}
+
+fn not_watched(source: io::Error, address: SocketAddr) -> ConnectError {
+    ConnectError::Io { tried: format!("watching the connection manager at {address}"), source }
+}
+
+/// Registers a file with the runtime.
+fn watch(file: impl AsFd, address: SocketAddr) -> Result<AsyncFd<OwnedFd>, ConnectError> {
+    readable(file.as_fd()).map_err(|error| not_watched(error, address))
+}
+
+/// Waits for the listener's answer, and connects the queue pair.
+async fn answered(
+    connecting: Connecting,
+    events: &EventChannel,
+    file: &AsyncFd<OwnedFd>,
+    failed: impl Fn(rdma_cm::Error) -> ConnectError,
+) -> Result<Replied, ConnectError> {
+    let id = connecting.id();
+    let event = loop {
+        let event = events.next_of(|of| of == id, Some(Duration::ZERO)).map_err(&failed)?;
+        if let Some(event) = event {
+            break event;
+        }
+        let ready = file.readable().await;
+        let source = |source| ConnectError::Io { tried: "waiting for an answer".into(), source };
+        let mut ready = ready.map_err(source)?;
+        match events.next_of(|of| of == id, Some(Duration::ZERO)).map_err(&failed)? {
+            Some(event) => break event,
+            None => ready.clear_ready(),
+        }
+    };
+    // A device may take long to connect a queue pair.
+    match blocking(move || Ok(connecting.advance(event))).await? {
+        Step::Next(replied) => Ok(replied),
+        Step::Failed(error) => Err(failed(error)),
+        _ => Err(failed(End::PeerGone.into())),
+    }
+}
+
+/// Keeps rdma_cm's connection, and ends the connection when the peer is gone.
+fn keep(
+    inner: &Arc<Inner>,
+    (id, file): (ConnectionId, AsyncFd<OwnedFd>),
+    (address, is_client): (SocketAddr, bool),
+    options: &ConnectionOptions,
+) {
+    let limits = (options.rendezvous_timeout, options.operation_timeout);
+    let leases = (None, options.lease_margin);
+    let shared = Arc::new(Shared::new((address, None), is_client, false, limits, leases));
+    let task = Arc::new(Task(Arc::clone(&shared)));
+    let qp: QueuePairBuilder<'static> = options.qp.clone();
+    inner.keep(Member { shared: Arc::clone(&shared), number: 0, qp, task });
+    shared.enter(0, inner);
+    let guard = Guard { shared, id: Some(id), reason: CloseReason::Destroyed };
+    tokio::spawn(until_gone(guard, file));
+}
+
+/// Ends the connection when the task ends for any reason, because no other task would notice that the peer is gone.
+struct Guard {
+    shared: Arc<Shared>,
+    /// Taken when the guard is dropped.
+    id: Option<ConnectionId>,
+    reason: CloseReason,
+}
+
+impl Guard {
+    /// Returns the reason if the peer is gone.
+    fn end(&self) -> Option<End> {
+        self.id.as_ref()?.wait(Duration::ZERO).ok()
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // A forked child owns none of this.
+        if !self.shared.is_of_this_process() {
+            return;
+        }
+        if self.reason == CloseReason::Destroyed {
+            self.shared.send_farewells();
+        }
+        // No frames are sent, but connections that have changed are settled.
+        drop(self.shared.take_due());
+        self.shared.end(self.reason);
+        let farewell = self.shared.final_farewell().unwrap_or(Farewell::PLAIN);
+        // If this fails, the ID is dropped, which disconnects, too.
+        let _ = self.id.take().map(|id| id.disconnect(&farewell.to_frame()));
+    }
+}
+
+async fn until_gone(mut guard: Guard, file: AsyncFd<OwnedFd>) {
+    let ends = async {
+        loop {
+            tokio::task::coop::consume_budget().await;
+            // This fails if the runtime is shutting down.
+            let Ok(mut ready) = file.readable().await else { return None };
+            match guard.end() {
+                Some(end) => return Some(end),
+                None => ready.clear_ready(),
+            }
+        }
+    };
+    let ended = tokio::select! {
+        ended = ends => ended,
+        () = until_ended(&guard.shared) => None,
+        // The connection was dropped.
+        () = guard.shared.left.notified() => None,
+    };
+    let Some(end) = ended else { return };
+    tracing::debug!(peer = %guard.shared.address(), %end, "a peer is gone");
+    let (reason, farewell) = cm::gone(&end);
+    if let Some(farewell) = farewell {
+        let _ = guard.shared.receive(0, 0, Frame::Farewell(farewell));
+    }
+    guard.reason = reason;
+}
+
+/// Waits until this end has ended the connection.
+async fn until_ended(shared: &Shared) {
+    loop {
+        drop(shared.take_due());
+        if shared.has_ended() {
+            return;
+        }
+        shared.out.to_send.notified().await;
+    }
+}

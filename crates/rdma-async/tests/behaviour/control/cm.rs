@@ -1,0 +1,317 @@
+//! Connections by rdma_cm, as in the examples `cm_client` and `cm_server` of async-rdma.
+
+use std::env;
+use std::net::Ipv4Addr;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rdma_async::{CloseReason, CmListener, ConnectError, Connection, TransportError};
+use rdma_cm::{EventChannel, Listener};
+use rdma_mem::AccessFlags;
+use rdma_qp::CompletionQueue;
+use rdma_qp::prelude::*;
+use rdma_soft::Builder;
+use test_support::program::this_program;
+use tokio::time::timeout;
+
+use crate::control::{HANG, Host, SHORT, run};
+
+/// Environment variable of a child process: the address of its server.
+const ADDRESS: &str = "RDMA_ASYNC_CM_CHILD";
+
+/// A client and a server, and the address at which the server listens.
+struct Ends {
+    client: Host,
+    server: Host,
+    address: String,
+}
+
+impl Ends {
+    fn local(device: &str) -> Self {
+        Self { client: Host::new(device), server: Host::new(device), address: "localhost:0".into() }
+    }
+
+    /// Two devices, each alone at its address, which exchange packets.
+    fn hosts() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let host = || {
+            let count = COUNT.fetch_add(1, Ordering::Relaxed);
+            let ip = Ipv4Addr::from_bits(0x7f00_0000 | (std::process::id() & 0xffff) << 7 | count);
+            let name = format!("cmhost{count}");
+            Builder::new(&name).gids([]).listen(ip.to_string()).install().unwrap();
+            (Host::new(&name), ip)
+        };
+        let ((client, _), (server, ip)) = (host(), host());
+        Self { client, server, address: format!("{ip}:0") }
+    }
+
+    /// Ends on one host, and ends on different hosts.
+    fn both() -> [Self; 2] {
+        [Self::local("soft0"), Self::hosts()]
+    }
+
+    async fn listen(&self) -> CmListener {
+        let options = self.server.options().user_bytes(b"welcome");
+        self.server.driver.listen_cm(self.address.as_str(), options).await.unwrap()
+    }
+
+    /// Returns a connection of each end.
+    async fn connect(&self) -> (Connection, Connection) {
+        let listener = self.listen().await;
+        let connect = self.client.driver.connect_cm(listener.local_addr(), self.client.options());
+        let (client, server) = tokio::join!(connect, listener.accept());
+        (client.unwrap().0, server.unwrap())
+    }
+}
+
+/// Sends a message from one end to the other.
+async fn talk((from_host, from): (&Host, &Connection), (to_host, to): (&Host, &Connection)) {
+    let receive = to.receive(to_host.pool.allocate(64).unwrap()).post().await.unwrap();
+    from.send(from_host.buffer(b"hello")).await.unwrap();
+    let received = receive.await.unwrap();
+    assert_eq!(received.memory[..received.length], *b"hello");
+}
+
+#[test]
+fn ends_exchange_messages_and_user_bytes() {
+    run(|| async {
+        for ends in [Ends::local("soft0"), Ends::local("softib0"), Ends::hosts()] {
+            let listener = ends.listen().await;
+            let options = ends.client.options().user_bytes(&[5; 52]);
+            let connect = ends.client.driver.connect_cm(listener.local_addr(), options);
+            let (client, server) = tokio::join!(connect, listener.accept_with_user_bytes());
+            let ((client, told), (server, said)) = (client.unwrap(), server.unwrap());
+            assert_eq!((&*told, &*said), (&b"welcome"[..], &[5; 52][..]));
+            assert_eq!(server.peer().unwrap().qpn, client.qpn());
+            talk((&ends.client, &client), (&ends.server, &server)).await;
+            talk((&ends.server, &server), (&ends.client, &client)).await;
+        }
+    });
+}
+
+/// One-sided operations on memory whose location a message names.
+#[test]
+fn a_client_writes_and_reads_memory_of_the_server() {
+    run(|| async {
+        for ends in Ends::both() {
+            let (client, server) = ends.connect().await;
+            let access = AccessFlags::new().with_remote_write().with_remote_read();
+            let access = access.with_local_write();
+            let board = ends.server.pd.allocate_shared_region(8, access).unwrap();
+            let mut word = ends.client.pool.allocate(8).unwrap();
+            word.copy_from_slice(b"the word");
+            let mut word = client.write(word, board.remote()).await.unwrap();
+            word.fill(0);
+            let word = client.read(word, board.remote()).await.unwrap();
+            assert_eq!(*word, *b"the word");
+            drop(server);
+        }
+    });
+}
+
+#[test]
+fn the_end_of_the_peer_ends_waiting_operations() {
+    run(|| async {
+        for ends in Ends::both() {
+            for is_client in [true, false] {
+                let (client, server) = ends.connect().await;
+                let (dropped, kept) = if is_client { (client, server) } else { (server, client) };
+                let waits = kept.receive_imm().post().await.unwrap();
+                drop(dropped);
+                let error = timeout(HANG, waits).await.unwrap().unwrap_err();
+                let TransportError::Closed { reason, .. } = error.error else { panic!("{error}") };
+                assert_eq!(reason, CloseReason::Disconnected);
+                assert_eq!(kept.closed(), Some(CloseReason::Disconnected));
+                assert_eq!(kept.disconnect_reason().as_deref(), Some(&b""[..]));
+            }
+        }
+    });
+}
+
+#[test]
+fn the_reason_for_a_disconnect_arrives() {
+    run(|| async {
+        for ends in Ends::both() {
+            let (client, server) = ends.connect().await;
+            let waits = server.receive_imm().post().await.unwrap();
+            client.disconnect_with(b"maintenance", HANG).await.unwrap();
+            assert!(timeout(HANG, waits).await.unwrap().is_err());
+            assert_eq!(server.closed(), Some(CloseReason::Disconnected));
+            assert_eq!(server.disconnect_reason().as_deref(), Some(&b"maintenance"[..]));
+        }
+    });
+}
+
+/// Each of them shares the listener's event channel.
+#[test]
+fn only_the_connection_whose_peer_is_gone_ends() {
+    run(|| async {
+        for ends in Ends::both() {
+            let listener = ends.listen().await;
+            let mut pairs = Vec::new();
+            for _ in 0..4 {
+                let connect =
+                    ends.client.driver.connect_cm(listener.local_addr(), ends.client.options());
+                let (client, server) = tokio::join!(connect, listener.accept());
+                pairs.push((client.unwrap().0, server.unwrap()));
+            }
+            drop(listener);
+            let (client, server) = pairs.remove(0);
+            let waits = server.receive_imm().post().await.unwrap();
+            drop(client);
+            assert!(timeout(HANG, waits).await.unwrap().is_err());
+            for (client, server) in &pairs {
+                talk((&ends.client, client), (&ends.server, server)).await;
+            }
+        }
+    });
+}
+
+#[test]
+fn a_killed_process_is_detected() {
+    const NAME: &str = "control::cm::a_killed_process_is_detected";
+    if let Ok(address) = env::var(ADDRESS) {
+        return run(move || {
+            let address = address.clone();
+            async move {
+                let host = Host::new("soft0");
+                let connected = host.driver.connect_cm(address, host.options()).await;
+                let never = connected.unwrap().0.receive_imm().await;
+                panic!("it was not killed: {never:?}");
+            }
+        });
+    }
+    run(|| async {
+        let ends = Ends::local("soft0");
+        let listener = ends.listen().await;
+        let mut peer = this_program();
+        peer.args([NAME, "--exact", "--nocapture"]).stdout(Stdio::null());
+        let mut peer = peer.env(ADDRESS, listener.local_addr().to_string()).spawn().unwrap();
+        let server = timeout(HANG, listener.accept()).await.unwrap().unwrap();
+        let waits = server.receive_imm().post().await.unwrap();
+        peer.kill().unwrap();
+        assert!(timeout(HANG, waits).await.unwrap().is_err());
+        assert_eq!(server.closed(), Some(CloseReason::Died));
+        assert_eq!(server.disconnect_reason(), None);
+        peer.wait().unwrap();
+    });
+}
+
+#[test]
+fn errors_of_a_client_name_their_cause() {
+    run(|| async {
+        for ends in Ends::both() {
+            let (driver, options) = (&ends.client.driver, || ends.client.options());
+            let listener = ends.listen().await;
+            let address = listener.local_addr();
+            let slow = options().rendezvous_timeout(SHORT);
+            let error = driver.connect_cm(address, slow).await.unwrap_err();
+            assert!(matches!(error, ConnectError::Timeout { .. }), "no task accepts: {error}");
+            let error = driver.connect_cm(address, options().user_bytes(&[1; 53])).await;
+            let error = error.unwrap_err();
+            assert!(matches!(error, ConnectError::UserBytesTooLong { most: 52, .. }), "{error}");
+            let error = ends.server.driver.listen_cm(address, ends.server.options()).await;
+            let error = error.unwrap_err();
+            assert!(matches!(error, ConnectError::Io { .. }), "{error}");
+            let free = ends.listen().await;
+            let port = free.local_addr();
+            drop(free);
+            let answers = async { _ = listener.accept().await };
+            let error = tokio::select! {
+                error = driver.connect_cm(port, options()) => error.unwrap_err(),
+                () = answers => panic!("a client without a listener was accepted"),
+            };
+            assert!(matches!(error, ConnectError::NobodyListens { .. }), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_dropped_future_cancels_the_request() {
+    run(|| async {
+        for ends in Ends::both() {
+            let listener = ends.listen().await;
+            let address = listener.local_addr();
+            let connect = ends.client.driver.connect_cm(address, ends.client.options());
+            assert!(timeout(SHORT, connect).await.is_err());
+            // A dropped `accept` loses no client either.
+            assert!(timeout(SHORT, listener.accept()).await.is_err());
+            let connect = ends.client.driver.connect_cm(address, ends.client.options());
+            let accept = async {
+                loop {
+                    if let Ok(accepted) = timeout(SHORT, listener.accept()).await {
+                        return accepted.unwrap();
+                    }
+                }
+            };
+            let (client, server) = tokio::join!(connect, accept);
+            assert_eq!(server.peer().unwrap().qpn, client.unwrap().0.qpn());
+        }
+    });
+}
+
+#[test]
+fn many_clients_connect_at_a_time() {
+    run(|| async {
+        for ends in Ends::both() {
+            let listener = ends.listen().await;
+            let address = listener.local_addr();
+            let clients: Vec<_> = (0..30)
+                .map(|_| {
+                    let (driver, options) = (ends.client.driver.clone(), ends.client.options());
+                    tokio::spawn(async move { driver.connect_cm(address, options).await })
+                })
+                .collect();
+            let mut servers = Vec::new();
+            for _ in 0..30 {
+                servers.push(timeout(HANG, listener.accept()).await.unwrap().unwrap());
+            }
+            for client in clients {
+                let client = client.await.unwrap().unwrap().0;
+                let is_peer = |server: &&Connection| server.peer().unwrap().qpn == client.qpn();
+                let server = servers.iter().find(is_peer).unwrap();
+                talk((&ends.client, &client), (&ends.server, server)).await;
+            }
+        }
+    });
+}
+
+/// A C program sees the user bytes as the beginning of the private data.
+#[test]
+fn a_connection_leads_to_a_plain_listener() {
+    run(|| async {
+        for ends in Ends::both() {
+            let context = ends.server.pd.context();
+            let events = EventChannel::open(context).unwrap();
+            let listener = Listener::bind(&events, ends.address.as_str()).unwrap();
+            let address = listener.local_address();
+            let pd = ends.server.pd.clone();
+            let plain = tokio::task::spawn_blocking(move || {
+                let cq = CompletionQueue::create(pd.context(), 4).unwrap();
+                let queue_pair = pd.create_qp().send_cq(&cq).recv_cq(&cq).build().unwrap();
+                let request = listener.incoming(HANG).unwrap();
+                assert_eq!(&request.private_data()[..6], b"hello\0");
+                let accepting = request.prepare(queue_pair).unwrap();
+                let connection = accepting.accept(b"welcome").unwrap().wait(HANG).unwrap();
+                connection.disconnect(b"").unwrap().wait(HANG).unwrap();
+            });
+            let options = ends.client.options().user_bytes(b"hello");
+            let (connection, told) = ends.client.driver.connect_cm(address, options).await.unwrap();
+            assert_eq!((told.len(), &told[..8]), (196, &b"welcome\0"[..]));
+            let waits = timeout(HANG, connection.receive_imm()).await.unwrap();
+            assert!(waits.is_err());
+            assert_eq!(connection.closed(), Some(CloseReason::Disconnected));
+            plain.await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_connection_without_a_control_connection_is_not_renewed() {
+    run(|| async {
+        let ends = Ends::local("soft0");
+        let (client, _server) = ends.connect().await;
+        let error = client.reconnect().await;
+        assert!(matches!(error, Err(ConnectError::NoControl)), "{error:?}");
+    });
+}
