@@ -4,7 +4,9 @@
 mod common;
 mod connecting;
 mod hostile;
+mod orders;
 mod other_hosts;
+mod parts;
 mod processes;
 mod refusals;
 mod unmanaged;

@@ -38,11 +38,11 @@ impl Host {
         Self { ip, context: rdma_mem::open_device(&name).unwrap() }
     }
 
-    fn node(&self) -> Node {
+    pub(crate) fn node(&self) -> Node {
         Node::new(&self.context)
     }
 
-    fn listen(&self, channel: &EventChannel) -> Listener {
+    pub(crate) fn listen(&self, channel: &EventChannel) -> Listener {
         Listener::bind(channel, (self.ip, 0)).unwrap()
     }
 

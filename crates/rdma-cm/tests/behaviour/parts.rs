@@ -1,0 +1,134 @@
+//! Connections without their queue pairs, and programs whose parts share a channel.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_cm::{Error, EventChannel, Listener, Step};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use test_support::rig::until;
+
+use crate::common::{LIMIT, Node, connect, disconnected, open};
+use crate::other_hosts::Host;
+
+/// A client, a server and its listener: on one host, and on different hosts.
+fn ends() -> [(Node, Node, Listener); 2] {
+    let context = open("soft0");
+    let (client, server) = (Node::new(&context), Node::new(&context));
+    let listener = server.listen();
+    let (near, far) = (Host::new(), Host::new());
+    let (active, passive) = (near.node(), far.node());
+    let outside = far.listen(&passive.channel);
+    [(client, server, listener), (active, passive, outside)]
+}
+
+fn is_readable(file: &Arc<OwnedFd>) -> bool {
+    let mut files = [PollFd::from_borrowed_fd(file.as_fd(), PollFlags::IN)];
+    poll(&mut files, Some(&Timespec::default())).unwrap() == 1
+}
+
+/// Processes the messages of a channel like another thread, which leaves the events to this one.
+fn process(channel: &EventChannel) {
+    assert!(channel.next_of(|_| false, Some(Duration::ZERO)).unwrap().is_none());
+}
+
+/// The file stays readable although another thread has received the message.
+#[test]
+fn the_file_of_a_connection_is_readable_after_its_end() {
+    for (client, server, listener) in ends() {
+        let (active, passive) = connect(&client, &server, &listener);
+        let (_queue_pair, id) = passive.into_parts();
+        let file = id.file().unwrap();
+        assert!(Arc::ptr_eq(&file, &id.file().unwrap()), "there is one file");
+        assert!(matches!(id.wait(Duration::ZERO), Err(Error::TimedOut { .. })));
+        let (_queue_pair, other) = active.into_parts();
+        other.disconnect(b"bye").unwrap();
+        until("the message was received", || {
+            process(&server.channel);
+            // Only the end is queued, so the channel's file is readable for good.
+            let mut files = [PollFd::from_borrowed_fd(server.channel.as_fd(), PollFlags::IN)];
+            poll(&mut files, Some(&Timespec::default())).unwrap() == 1 && is_readable(&file)
+        });
+        process(&server.channel);
+        assert!(is_readable(&file));
+        assert_eq!(id.wait(Duration::ZERO).unwrap(), disconnected(b"bye", 220));
+        assert!(is_readable(&file), "it stays readable");
+    }
+}
+
+/// A file that was opened after the end shows it, too.
+#[test]
+fn the_file_of_an_ended_connection_is_readable() {
+    for (client, server, listener) in ends() {
+        let (active, passive) = connect(&client, &server, &listener);
+        let (_queue_pair, id) = passive.into_parts();
+        drop(active);
+        let ended = |event: &rdma_cm::Event| event.id() == id.id();
+        let event = server.channel.next_of(|of| of == id.id(), Some(LIMIT)).unwrap().unwrap();
+        assert!(ended(&event));
+        assert!(is_readable(&id.file().unwrap()));
+        assert!(id.end(event).is_ok());
+    }
+}
+
+/// The answer is one message of several, so the file must not depend on the socket.
+#[test]
+fn the_file_of_a_request_is_readable_after_its_answer() {
+    for (client, server, listener) in ends() {
+        let resolved = client.channel.resolve(listener.local_address()).unwrap();
+        let connecting = resolved.connect(client.queue_pair(), b"").unwrap();
+        let file = connecting.file().unwrap();
+        let request = listener.incoming(LIMIT).unwrap();
+        assert!(request.peer_address().ip().is_loopback());
+        let accepting = request.prepare(server.queue_pair()).unwrap();
+        let accepted = accepting.accept(b"").unwrap();
+        let id = connecting.id();
+        until("the answer was received", || {
+            process(&client.channel);
+            let mut files = [PollFd::from_borrowed_fd(client.channel.as_fd(), PollFlags::IN)];
+            poll(&mut files, Some(&Timespec::default())).unwrap() == 1
+        });
+        process(&client.channel);
+        assert!(is_readable(&file));
+        let event = client.channel.next_of(|of| of == id, Some(Duration::ZERO)).unwrap().unwrap();
+        let Step::Next(replied) = connecting.advance(event) else { panic!("no answer") };
+        let (_queue_pair, id) = replied.establish().unwrap().into_parts();
+        let passive = accepted.wait(LIMIT).unwrap();
+        assert!(matches!(id.wait(Duration::ZERO), Err(Error::TimedOut { .. })));
+        drop(passive);
+        id.wait(LIMIT).unwrap();
+    }
+}
+
+#[test]
+fn events_of_other_parts_stay_queued() {
+    for (client, server, listener) in ends() {
+        let (active, passive) = connect(&client, &server, &listener);
+        let resolved = client.channel.resolve(listener.local_address()).unwrap();
+        let connecting = resolved.connect(client.queue_pair(), b"").unwrap();
+        drop(active);
+        let own = passive.id();
+        let event = server.channel.next_of(|id| id == own, Some(LIMIT)).unwrap().unwrap();
+        assert_eq!(event.id(), own);
+        drop(listener.incoming(LIMIT).unwrap());
+        assert!(connecting.wait(LIMIT).is_err());
+    }
+}
+
+#[test]
+fn a_shared_channel_is_that_of_its_device() {
+    let (one, other) = (open("soft0"), open("softib0"));
+    let shared = |context| EventChannel::shared(context).unwrap();
+    let first = shared(&one);
+    let listener = Listener::bind(&first, "localhost:0").unwrap();
+    drop(first);
+    // The listener keeps the channel.
+    let client = Node::new(&one);
+    let resolved = client.channel.resolve(listener.local_address()).unwrap();
+    let _connecting = resolved.connect(client.queue_pair(), b"").unwrap();
+    let own = listener.id();
+    let wants = |id| id == own;
+    assert!(shared(&other).next_of(wants, Some(Duration::ZERO)).unwrap().is_none());
+    let event = shared(&one).next_of(wants, Some(LIMIT)).unwrap().unwrap();
+    assert!(listener.request(event).is_ok());
+}
