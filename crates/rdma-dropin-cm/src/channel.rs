@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -25,6 +26,8 @@ pub(crate) struct Channel {
     shown: EventChannel,
     file: Mutex<Option<OwnedFd>>,
     queue: Mutex<VecDeque<Waiting>>,
+    /// The number of calls that wait for an event. A call whose thread was cancelled counts, too.
+    waits: AtomicU32,
 }
 
 impl Channel {
@@ -32,7 +35,12 @@ impl Channel {
     pub(crate) fn open() -> Result<Arc<Self>, c_int> {
         let file = eventfd(0, EventfdFlags::CLOEXEC).map_err(Errno::raw_os_error)?;
         let shown = EventChannel { fd: file.as_raw_fd() };
-        Ok(Arc::new(Self { shown, file: Mutex::new(Some(file)), queue: Mutex::default() }))
+        Ok(Arc::new(Self {
+            shown,
+            file: Mutex::new(Some(file)),
+            queue: Mutex::default(),
+            waits: AtomicU32::new(0),
+        }))
     }
 
     /// Returns the program's pointer.
@@ -52,9 +60,15 @@ impl Channel {
         unsafe { Arc::from_raw(raw) }
     }
 
-    /// Closes the file.
-    pub(crate) fn close(&self) {
-        drop(locked(&self.file).take());
+    /// Closes the file, unless a call waits for an event: rping destroys its channel meanwhile. As with the kernel's
+    /// rdma_cm, such a call then waits until the process ends.
+    pub(crate) fn close(self: &Arc<Self>) {
+        if self.waits.load(Ordering::Acquire) == 0 {
+            drop(locked(&self.file).take());
+        } else {
+            // The call has a reference that is not counted.
+            let _ = Arc::into_raw(Arc::clone(self));
+        }
     }
 
     /// Returns the file, which the program does not close while it waits for an event.
@@ -79,7 +93,7 @@ impl Channel {
     fn take(&self) -> Option<Waiting> {
         let mut queue = locked(&self.queue);
         let event = queue.pop_front()?;
-        event.id.state().reported += 1;
+        event.id.reported.fetch_add(1, Ordering::Release);
         self.clear(&queue);
         Some(event)
     }
@@ -94,6 +108,13 @@ impl Channel {
 
     /// Returns the next event, or the error number. Waits for it unless the program made the file non-blocking.
     pub(crate) fn next(&self) -> Result<Waiting, c_int> {
+        self.waits.fetch_add(1, Ordering::AcqRel);
+        let next = self.wait();
+        self.waits.fetch_sub(1, Ordering::AcqRel);
+        next
+    }
+
+    fn wait(&self) -> Result<Waiting, c_int> {
         loop {
             if let Some(event) = self.take() {
                 return Ok(event);
@@ -137,9 +158,9 @@ pub(crate) fn forget(id: &Id) {
 
 /// Moves the events of an ID to its new channel.
 pub(crate) fn migrate(id: &Id, to: &Arc<Channel>) -> Arc<Channel> {
+    // Later events wait for the lock, and follow the moved ones.
     let mut state = id.state();
     let from = std::mem::replace(&mut state.channel, Arc::clone(to));
-    drop(state);
     for event in from.remove(id) {
         to.add(event);
     }

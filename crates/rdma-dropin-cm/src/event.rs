@@ -13,7 +13,7 @@ use crate::abi::{CmEvent, ConnParam, EventChannel, EventType, Param, UdParam};
 use crate::channel::{self, Channel};
 use crate::devices::Device;
 use crate::errors::{fail, returned};
-use crate::id::{Id, Stage};
+use crate::id::{self, Id, Stage};
 use crate::{connecting, queue_pair};
 
 /// An event that waits in a channel.
@@ -40,10 +40,18 @@ impl Waiting {
         Self { id: id.shared(), event, status, new: None, content: Content::None }
     }
 
-    /// Adds the event to the channel of its ID.
+    /// Adds the event to the channel of its ID. The event of an ID that the program has destroyed is dropped, with the
+    /// request in it.
     pub(crate) fn queue(self) {
-        let channel = Arc::clone(&self.id.state().channel);
-        channel.add(self);
+        let id = Arc::clone(&self.id);
+        let state = id.state();
+        if !state.is_ended {
+            return state.channel.add(self);
+        }
+        drop(state);
+        if let Some(new) = self.new {
+            id::end(&new);
+        }
     }
 }
 
@@ -186,7 +194,7 @@ fn report(waiting: Waiting) -> Option<Box<Reported>> {
             if let Some(new) = &new {
                 let is_sync = id.state().is_sync;
                 if is_sync && make_sync(new).is_err() {
-                    crate::id::end(new);
+                    id::end(new);
                     id.acknowledge();
                     return None;
                 }

@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::hash::{BuildHasher as _, RandomState};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use rdma_cm::IdToken;
@@ -27,6 +28,8 @@ pub(crate) struct Id {
     /// The struct that the program reads. Only functions that the program calls with the ID change it.
     shown: UnsafeCell<CmId>,
     state: Mutex<State>,
+    /// The number of events that the program has received. Changed while the channel's queue is locked.
+    pub(crate) reported: AtomicU64,
     /// Notified when the program acknowledges an event.
     acknowledged: Condvar,
     process: Process,
@@ -72,9 +75,10 @@ pub(crate) struct State {
     pub(crate) qp_attributes: Option<ibv_qp_init_attr>,
     /// The private data of `rdma_create_ep`, which precedes that of `rdma_connect`.
     pub(crate) connect_data: Vec<u8>,
-    /// The numbers of events that the program has received, and acknowledged.
-    pub(crate) reported: u64,
+    /// The number of events that the program has acknowledged.
     pub(crate) completed: u64,
+    /// Whether the program has destroyed the ID. No event is queued after that.
+    pub(crate) is_ended: bool,
 }
 
 /// The IDs by the tokens of their connections.
@@ -117,12 +121,13 @@ impl Id {
             options: Options::default(),
             qp_attributes: None,
             connect_data: Vec::new(),
-            reported: 0,
             completed: 0,
+            is_ended: false,
         };
         Arc::new(Self {
             shown: UnsafeCell::new(shown),
             state: Mutex::new(state),
+            reported: AtomicU64::new(0),
             acknowledged: Condvar::new(),
             process: Process::current(),
         })
@@ -193,7 +198,7 @@ impl Id {
     /// Waits until the program has acknowledged all events that it has received.
     pub(crate) fn wait_acknowledged(&self) {
         let mut state = self.state();
-        while state.completed < state.reported {
+        while state.completed < self.reported.load(Ordering::Acquire) {
             state = self.acknowledged.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -273,7 +278,10 @@ impl Id {
 
     /// Releases what the program cannot reach: the tokens, and the connections.
     fn disconnect(&self) {
-        let connections = std::mem::take(&mut self.state().connections);
+        let mut state = self.state();
+        state.is_ended = true;
+        let connections = std::mem::take(&mut state.connections);
+        drop(state);
         let mut tokens = locked(&TOKENS);
         for connection in &connections {
             tokens.remove(&connection.token());
