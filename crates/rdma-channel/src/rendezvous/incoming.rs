@@ -21,6 +21,8 @@ use crate::ledger::watch::Watch;
 /// The client's queue pair is already connected to a queue pair of this server, so [`accept`](Self::accept) does not
 /// wait. If this value is dropped without an answer, the client is notified that it was rejected.
 ///
+/// By rdma_cm (`listen_cm`), `accept` connects the queue pair instead, and waits for the client's confirmation.
+///
 /// # Examples
 /// A server that checks the client's user bytes, and answers with the location of writable memory:
 /// ```
@@ -125,28 +127,16 @@ impl Incoming<'_> {
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, user_bytes: &[u8]) -> Result<Channel, ConnectError> {
         let Self { clients, client, watch } = self;
-        #[cfg_attr(not(feature = "cm"), allow(clippy::infallible_destructuring_match))]
-        let mut client = match client {
-            Arrived::Tcp(client) => client,
+        match client {
+            Arrived::Tcp(client) => accept_by_tcp(*client, user_bytes, clients, watch),
             #[cfg(feature = "cm")]
             Arrived::Cm { request, limit, .. } => {
                 let client = request.peer_address();
                 let _span = tracing::debug_span!("accept", %client).entered();
                 let accepted = accept(clients.maker(), request, user_bytes, (limit, watch));
-                return accepted.inspect_err(|error| clients.refuse(format!("{client}: {error}")));
+                accepted.inspect_err(|error| clients.refuse(format!("{client}: {error}")))
             }
-        };
-        ConnectError::check_user_bytes(user_bytes)?;
-        let qpn = client.end.qpn().map(display);
-        let _span = tracing::debug_span!("accept", client = %client.address, qpn).entered();
-        let watches = watch.is_some();
-        let greeting = Greeting { user_bytes: user_bytes.into(), watches, talks: false };
-        let stream =
-            client.accept(greeting).inspect_err(|error| clients.refuse(error.to_string()))?;
-        if client.greeting.watches || watches {
-            client.end.ledger.watch = Some(Box::new(Watch::of_rendezvous(stream.stream(), watch)));
         }
-        Ok(client.end)
     }
 
     /// Rejects the client. Its `connect` fails with [`ConnectError::Rejected`], which contains the first 1,024 bytes of
@@ -159,4 +149,22 @@ impl Incoming<'_> {
             Arrived::Cm { request, .. } => rdma_connect::cm::reject(request, why, false),
         }
     }
+}
+
+fn accept_by_tcp(
+    mut client: Candidate<Added, Channel>,
+    user_bytes: &[u8],
+    clients: &mut Source<Options>,
+    watch: Option<Duration>,
+) -> Result<Channel, ConnectError> {
+    ConnectError::check_user_bytes(user_bytes)?;
+    let qpn = client.end.qpn().map(display);
+    let _span = tracing::debug_span!("accept", client = %client.address, qpn).entered();
+    let watches = watch.is_some();
+    let greeting = Greeting { user_bytes: user_bytes.into(), watches, talks: false };
+    let stream = client.accept(greeting).inspect_err(|error| clients.refuse(error.to_string()))?;
+    if client.greeting.watches || watches {
+        client.end.ledger.watch = Some(Box::new(Watch::of_rendezvous(stream.stream(), watch)));
+    }
+    Ok(client.end)
 }
