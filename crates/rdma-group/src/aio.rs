@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::Pod;
+use rdma_async::Connection;
 use rdma_mem::ProtectionDomain;
 use tokio::sync::Mutex;
 
@@ -319,6 +320,17 @@ impl Group {
         let members = self.members.split(&pairs, colour);
         let (world, shared) = (Arc::clone(&self.world), Arc::clone(&self.shared));
         Ok(Self { world, shared, members })
+    }
+
+    /// Connects to another rank, for the program's own requests. Same as [`Group::connect`](crate::Group::connect), but
+    /// returns a connection of rdma-async. The other end may be a channel.
+    ///
+    /// # Errors
+    /// Same errors as [`Group::connect`](crate::Group::connect).
+    pub async fn connect(&mut self, rank: usize) -> Result<Connection, Error> {
+        self.shared.check()?;
+        let (rank, call) = self.members.connect(rank)?;
+        self.world.lock().await.connect_to(rank, call).await
     }
 
     /// Runs a collective that only copies.

@@ -16,6 +16,7 @@ pub(crate) enum Kind {
     Reduce,
     AllReduce,
     ReduceScatter,
+    Connect,
 }
 
 /// A call of a collective. All ranks of a group must make equal calls in the same order.
@@ -91,7 +92,7 @@ pub(crate) fn checksum(words: impl IntoIterator<Item = u64>) -> u64 {
     })
 }
 
-const KINDS: [(Kind, &str); 9] = [
+const KINDS: [(Kind, &str); 10] = [
     (Kind::Barrier, "barrier"),
     (Kind::Broadcast, "broadcast"),
     (Kind::Gather, "gather"),
@@ -101,6 +102,7 @@ const KINDS: [(Kind, &str); 9] = [
     (Kind::Reduce, "reduce"),
     (Kind::AllReduce, "all_reduce"),
     (Kind::ReduceScatter, "reduce_scatter"),
+    (Kind::Connect, "connect"),
 ];
 
 const NUMBERS: [&str; 11] =

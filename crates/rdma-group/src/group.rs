@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::Pod;
+use rdma_channel::Channel;
 use rdma_mem::ProtectionDomain;
 
 use self::buffer::{Buffer, Elements, Memory};
@@ -437,6 +438,43 @@ impl Group {
         self.all_gather(&mut pairs)?;
         let members = self.members.split(&pairs, colour);
         Ok(Self { world: Arc::clone(&self.world), members })
+    }
+
+    /// Connects to another rank, for the program's own requests. Both ranks call this at the same place between their
+    /// collectives; the others do not call it.
+    ///
+    /// The channel has the [default options](rdma_channel::ChannelBuilder), and is independent of the group: it stays open
+    /// when the group is closed or dropped. If the rank dies, the channel notices it itself.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if there is no such rank, or it is this one; otherwise see [failures](Self#failures).
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_group::Group;
+    ///
+    /// rdma_soft::install();
+    /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let join = |rank| Group::builder(&pd, rank, 2, "127.77.0.2:7472").join();
+    /// std::thread::scope(|threads| {
+    ///     // In a real program, this would be another process.
+    ///     let other = threads.spawn(|| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    ///         let mut channel = join(1)?.connect(0)?;
+    ///         let mut data = pd.allocate_region(5)?;
+    ///         data.copy_from_slice(b"hello");
+    ///         Ok(channel.send_from(&data)?)
+    ///     });
+    ///     let mut channel = join(0)?.connect(1)?;
+    ///     let mut buffer = pd.allocate_region(64)?;
+    ///     let length = channel.receive_into(&mut buffer)?;
+    ///     assert_eq!(&buffer[..length], b"hello");
+    ///     other.join().unwrap()
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+    /// ```
+    pub fn connect(&mut self, rank: usize) -> Result<Channel, Error> {
+        let (rank, call) = self.members.connect(rank)?;
+        self.world.enter()?.connect_to(rank, call)
     }
 
     /// Runs a collective that only copies.

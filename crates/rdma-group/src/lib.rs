@@ -26,6 +26,7 @@
 //! | combine the numbers of all ranks | [`Group::all_reduce`], [`reduce`](Group::reduce), [`reduce_scatter`](Group::reduce_scatter), with a [`Reduction`] |
 //! | work with some of the ranks | [`Group::split`] |
 //! | send long blocks without a copy | [`Group::buffer`] |
+//! | send your own requests to a rank | [`Group::connect`] |
 //! | set limits, a secret or an epoch | [`GroupBuilder`] |
 //! | handle errors | [`Error`], [failures](Group#failures) |
 //!
@@ -62,7 +63,7 @@ pub use reduction::{Number, Reduction};
 pub use schedule::BarrierAlgorithm;
 
 pub use bytemuck::Pod;
-pub use rdma_channel::ConnectError;
+pub use rdma_channel::{Channel, ConnectError};
 pub use rdma_mem::{Error as MemoryError, ProtectionDomain};
 
 /// The parts of this crate that need no device, for the simulator of the workspace. They may change in any release.

@@ -23,6 +23,7 @@ use rdma_channel::{
 use self::lane::Lane;
 use self::ranks::{CHECK, Failure, Probes, Ranks, is_refusal};
 use crate::bootstrap::link::after;
+use crate::call::Call;
 use crate::environment::Settings;
 use crate::error::Error;
 use crate::run::{MESSAGE_BYTES, Next, Run};
@@ -112,6 +113,62 @@ impl World {
             Err(payload) => {
                 self.ranks.close(PANICKED.to_owned());
                 panic::resume_unwind(payload)
+            }
+        }
+    }
+
+    /// Connects to a rank that makes the same call. The higher rank listens, and sends its address in a message.
+    pub(crate) fn connect_to(&mut self, rank: usize, call: Call) -> Result<Channel, Error> {
+        self.call(|world, connections| {
+            let until = after(world.ranks.limit);
+            world.connect(connections, &BTreeSet::from([rank]), until)?;
+            let peer = at(&mut connections.peers, rank)?;
+            if rank < world.ranks.own {
+                return world.accept_from(rank, peer, call, until);
+            }
+            let message = world.receive(rank, peer, until)?;
+            let address = world.ranks.address_in(rank, call, &message)?;
+            let (dialed, results) = mpsc::channel();
+            world.dial(rank, address, None, until, dialed)?;
+            loop {
+                let Ok((_, result)) = results.recv_timeout(CHECK) else {
+                    world.ranks.check(rank, until)?;
+                    continue;
+                };
+                return world.dialed(rank, result);
+            }
+        })
+    }
+
+    /// Listens for a lower rank, which makes this call, too.
+    fn accept_from(
+        &mut self,
+        rank: usize,
+        peer: &mut Peer,
+        call: Call,
+        until: Instant,
+    ) -> Result<Channel, Failure> {
+        let failed = |error| Failure::Connect(rank, error);
+        let builder = self.pd.create_channel().rendezvous_timeout(self.ranks.limit);
+        let mut listener = builder.listen(self.ranks.any_port()).map_err(failed)?;
+        let message = Ranks::address_message(call, listener.local_addr());
+        self.send(rank, &peer.messages, &message, until)?;
+        loop {
+            match listener.incoming(Some(CHECK)) {
+                Ok(client) if self.ranks.peer_of(client.user_bytes()) == Some(rank) => {
+                    let accepted = client.accept(&self.ranks.answer(rank));
+                    return accepted.map_err(|_| Failure::Lost(rank));
+                }
+                Ok(client) => client.reject("this rank waits for another rank of its group"),
+                Err(ConnectError::Timeout { .. }) => {}
+                Err(error) => return Err(failed(error)),
+            }
+            match peer.messages.receive() {
+                Ok(Some(message)) if peer.lane.process(&message) => {}
+                // The other rank has sent nothing if it makes this call.
+                Ok(Some(message)) => return Err(self.ranks.other_call(rank, call, &message)),
+                Err(MessageError::TimedOut { .. }) => self.ranks.check(rank, until)?,
+                Ok(None) | Err(_) => return Err(Failure::Lost(rank)),
             }
         }
     }

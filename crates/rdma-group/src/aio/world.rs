@@ -22,6 +22,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::bootstrap::link::after;
 use crate::bootstrap::star::DECISION;
+use crate::call::Call;
 use crate::environment::Settings;
 use crate::error::Error;
 use crate::run::{Next, Run};
@@ -113,6 +114,68 @@ impl World {
         let (mut connections, call) = self.begin()?;
         let result = call.world.proceed(&mut connections, members, run).await;
         call.end(connections, result).await
+    }
+
+    /// Connects to a rank that makes the same call. The higher rank listens, and sends its address in a message.
+    pub(super) async fn connect_to(
+        &mut self,
+        rank: usize,
+        call: Call,
+    ) -> Result<Connection, Error> {
+        let (mut connections, calling) = self.begin()?;
+        let result = calling.world.connected(&mut connections, rank, call).await;
+        calling.end(connections, result).await
+    }
+
+    async fn connected(
+        &mut self,
+        connections: &mut Connections,
+        rank: usize,
+        call: Call,
+    ) -> Result<Connection, Failure> {
+        let until = after(self.ranks.limit);
+        self.connect(connections, &BTreeSet::from([rank]), until).await?;
+        let peer = at(&mut connections.peers, rank)?;
+        let options = ConnectionOptions::new(&self.pd).rendezvous_timeout(self.ranks.limit);
+        if rank > self.ranks.own {
+            let message = self.receive(rank, peer, until).await?;
+            let address = self.ranks.address_in(rank, call, &message)?;
+            let (driver, options) =
+                (self.driver.clone(), options.user_bytes(&self.ranks.greeting(rank)));
+            let mut dialing = pin!(driver.connect(address, options));
+            let dialed = loop {
+                match timeout(CHECK, &mut dialing).await {
+                    Ok(dialed) => break dialed,
+                    Err(_) => self.ranks.check(rank, until)?,
+                }
+            };
+            let (connection, answer) = dialed.map_err(|it| self.ranks.unconnected(rank, it))?;
+            self.ranks.check_answer(&answer, rank)?;
+            return Ok(connection);
+        }
+        let failed = |error| Failure::Connect(rank, error);
+        let listener = self.driver.listen(self.ranks.any_port(), options).await.map_err(failed)?;
+        let message = Ranks::address_message(call, listener.local_addr());
+        self.send(rank, &peer.messages, &message, until).await?;
+        loop {
+            tokio::select! {
+                client = listener.incoming() => {
+                    let client = client.map_err(failed)?;
+                    if self.ranks.peer_of(client.user_bytes()) == Some(rank) {
+                        let accepted = client.accept(&self.ranks.answer(rank));
+                        return accepted.map_err(|_| Failure::Lost(rank));
+                    }
+                    client.reject("this rank waits for another rank of its group");
+                }
+                message = peer.messages.receive() => match message {
+                    Ok(Some(message)) if peer.lane.process(&message) => {}
+                    // The other rank has sent nothing if it makes this call.
+                    Ok(Some(message)) => return Err(self.ranks.other_call(rank, call, &message)),
+                    Ok(None) | Err(_) => return Err(Failure::Lost(rank)),
+                },
+                () = sleep(CHECK) => self.ranks.check(rank, until)?,
+            }
+        }
     }
 
     /// Waits for the decision of rank 0, for a limited time.

@@ -1,6 +1,6 @@
 //! The members of a group, and the collectives that one of them calls with valid arguments.
 
-use crate::call::{Call, checksum};
+use crate::call::{Call, Kind, checksum};
 use crate::collective::Collective;
 use crate::error::Error;
 use crate::group::buffer::Elements;
@@ -111,6 +111,24 @@ impl Members {
         let len = buffer.as_slice().len();
         let schedule = plan.collective.schedule(self.member, len, size_of::<T>());
         Run::new(call, schedule, buffer, combine)
+    }
+
+    /// Returns the rank in the launcher's group to which this rank connects, and the call. Only two ranks make this call, so
+    /// it is not counted.
+    pub(crate) fn connect(&self, rank: usize) -> Result<(usize, Call), Error> {
+        let Member { rank: own, size } = self.member;
+        match self.ranks.get(rank) {
+            Some(peer) if rank != own => {
+                let (group, generation) = (self.id, self.generation);
+                Ok((
+                    *peer,
+                    Call { kind: Kind::Connect as u8, group, generation, ..Call::default() },
+                ))
+            }
+            _ => Err(Error::Argument(format!(
+                "rank {own} of {size} cannot connect to rank {rank}: pass another rank of the group"
+            ))),
+        }
     }
 
     pub(crate) fn check_root(&self, root: usize) -> Result<(), Error> {

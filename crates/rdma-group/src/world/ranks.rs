@@ -12,6 +12,7 @@ use crate::bootstrap;
 use crate::bootstrap::link::{Keys, Nonce};
 use crate::bootstrap::star::{Notice, Star};
 use crate::bootstrap::table::{Entry, Table};
+use crate::call::Call;
 use crate::environment::Settings;
 use crate::error::Error;
 use crate::run::{Mismatch, Run};
@@ -101,6 +102,41 @@ impl Ranks {
     /// Returns the address at which a rank accepts others.
     pub(crate) fn address(&self, rank: usize) -> Result<SocketAddr, Failure> {
         self.entries.get(rank).map(|entry| entry.address).ok_or(Failure::Lost(rank))
+    }
+
+    /// Returns the IP address of this rank, with port 0.
+    pub(crate) fn any_port(&self) -> SocketAddr {
+        let own = self.entries.get(self.own).map(|entry| entry.address.ip());
+        SocketAddr::new(own.unwrap_or(Ipv4Addr::LOCALHOST.into()), 0)
+    }
+
+    /// Returns the message with which a rank that makes this call announces where it listens.
+    pub(crate) fn address_message(call: Call, address: SocketAddr) -> Vec<u8> {
+        [&call.to_bytes()[..], &address.port().to_le_bytes()].concat()
+    }
+
+    /// Returns the address in the message of a rank that must make this call.
+    pub(crate) fn address_in(
+        &self,
+        rank: usize,
+        call: Call,
+        message: &[u8],
+    ) -> Result<SocketAddr, Failure> {
+        match Call::split(message).map(|(theirs, port)| (theirs, port.try_into())) {
+            Some((theirs, Ok(port))) if theirs == call => {
+                let ip = self.address(rank)?.ip();
+                Ok(SocketAddr::new(ip, u16::from_le_bytes(port)))
+            }
+            _ => Err(self.other_call(rank, call, message)),
+        }
+    }
+
+    /// Returns the failure of this call, because a message of a rank is from another one.
+    pub(crate) fn other_call(&self, rank: usize, call: Call, message: &[u8]) -> Failure {
+        let theirs =
+            Call::split(message).map_or("nothing valid".to_owned(), |(it, _)| it.to_string());
+        let (host, ours) = (self.host(rank), call.to_string());
+        Failure::Own(Error::Mismatch { rank, host, theirs, ours })
     }
 
     /// Returns the bytes with which this rank introduces itself to a higher one.

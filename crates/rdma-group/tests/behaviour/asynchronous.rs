@@ -1,12 +1,13 @@
 //! Groups whose collectives are futures.
 
-use std::future::Future;
+use std::future::{Future, IntoFuture as _};
 use std::pin::pin;
 use std::process::abort;
 use std::sync::{Barrier, OnceLock};
 use std::task::{Context, Waker};
 use std::thread;
 
+use rdma_channel::BufferPool;
 use rdma_group::{Error, Group, GroupBuilder, Reduction, aio};
 use tokio::runtime::{Builder, Runtime};
 
@@ -159,4 +160,31 @@ fn calls_can_move_to_other_threads() {
             assert_eq!(buffer, [2.0; 10]);
         },
     );
+}
+
+#[test]
+fn an_asynchronous_rank_connects_to_a_blocking_one() {
+    for is_async in [0, 1] {
+        mixed(
+            2,
+            |rank| rank == is_async,
+            |group| {
+                let own = group.rank();
+                let mut channel = group.connect(1 - own).unwrap();
+                let pd = channel.pd().clone();
+                let mut received = pd.allocate_region(5).unwrap();
+                channel.receive_into(&mut received).unwrap();
+                assert_eq!(received[..], *b"hello");
+                group.barrier().unwrap();
+            },
+            |group| {
+                let own = group.rank();
+                let connection = wait(group.connect(1 - own)).unwrap();
+                let mut hello = BufferPool::new(connection.pd()).allocate(5).unwrap();
+                hello.copy_from_slice(b"hello");
+                wait(connection.send(hello).into_future()).unwrap();
+                wait(group.barrier()).unwrap();
+            },
+        );
+    }
 }

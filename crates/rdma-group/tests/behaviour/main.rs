@@ -5,6 +5,7 @@ mod arguments;
 #[cfg(feature = "async")]
 mod asynchronous;
 mod collectives;
+mod connecting;
 mod failures;
 mod launchers;
 mod namespaces;
