@@ -26,7 +26,7 @@ use rdma_message::{ConnectionError, Incoming, Operation, Output};
 pub use body::Body;
 pub use bytes::{Arrived, StreamState, chunk_bytes};
 pub use error::MessageError;
-pub use lender::{Lender, LoanRequests};
+pub use lender::{LeaseRequests, Lender};
 pub use mailbox::{Begun, Content, Copied, LongCopy, Mailbox, Received, Start};
 pub use operations::Ticket;
 pub use options::{
@@ -84,8 +84,8 @@ pub trait LongRequests: Requests {
     /// Makes memory readable by the peer, and then calls [`Mailbox::lent`].
     fn lend(&mut self, operation: Operation, buffer: Buffer) -> Lent;
 
-    /// Ends the loan of an operation, if there is one.
-    fn end_loan(&mut self, operation: Operation);
+    /// Ends the lease of an operation, if there is one.
+    fn end_lease(&mut self, operation: Operation);
 
     /// Frees memory when the session is not locked.
     fn free(&mut self, memory: Buffer);

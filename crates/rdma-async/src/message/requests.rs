@@ -5,7 +5,7 @@ use std::io;
 use std::task::Waker;
 
 use rdma_connect::messaging::{
-    self, LoanRequests, Options, Slots, Window, check_limits, limits_of,
+    self, LeaseRequests, Options, Slots, Window, check_limits, limits_of,
 };
 use rdma_mem::{AccessFlags, Buffer, RemoteMemoryRegion};
 use rdma_message::frame::CloseReason;
@@ -53,10 +53,10 @@ pub(super) enum Completed {
 /// A request for a long message that has completed.
 #[derive(Debug)]
 pub(super) enum Long {
-    /// The window of this loan is bound.
-    Bound { loan: usize, window: Window<Buffer> },
-    /// The window of this loan is no longer bound.
-    Invalidated { loan: usize, window: Window<Buffer> },
+    /// The window of this lease is bound.
+    Bound { lease: usize, window: Window<Buffer> },
+    /// The window of this lease is no longer bound.
+    Invalidated { lease: usize, window: Window<Buffer> },
     /// The message was read into this buffer.
     Fetched { message: Incoming, buffer: Buffer },
 }
@@ -66,9 +66,9 @@ pub(super) enum Long {
 enum SendRequest {
     /// The SEND of this slot.
     Frame(u32),
-    /// The bind of this loan.
+    /// The bind of this lease.
     Bind(usize),
-    /// The invalidation of this loan.
+    /// The invalidation of this lease.
     Invalidate(usize),
     /// The READ of this message.
     Read(Incoming),
@@ -237,12 +237,14 @@ impl Requests {
                 return None;
             }
             SendRequest::Frame(_) => return None,
-            SendRequest::Bind(loan) => Long::Bound { loan, window: Window::take_from(&mut held)? },
-            SendRequest::Invalidate(loan) => {
+            SendRequest::Bind(lease) => {
+                Long::Bound { lease, window: Window::take_from(&mut held)? }
+            }
+            SendRequest::Invalidate(lease) => {
                 let link = &mut Some(Link::Borrowed(self.connection.inner()));
                 let window = &mut Window::take_from(&mut held);
                 let window = ended.outcome::<Invalidate<_>>(window, link).ok()?;
-                Long::Invalidated { loan, window }
+                Long::Invalidated { lease, window }
             }
             SendRequest::Read(message) => {
                 Long::Fetched { message, buffer: Buffer::take_from(&mut held)? }
@@ -318,16 +320,16 @@ impl Requests {
     }
 }
 
-impl LoanRequests for Requests {
-    fn bind(&mut self, loan: usize, window: Window<Buffer>) -> Result<(), Window<Buffer>> {
+impl LeaseRequests for Requests {
+    fn bind(&mut self, lease: usize, window: Window<Buffer>) -> Result<(), Window<Buffer>> {
         let request = RequestSpec::Bind(0, window.memory().len(), AccessFlags::REMOTE_READ);
-        self.post_window::<Bind<_>>(&request, SendRequest::Bind(loan), window)
+        self.post_window::<Bind<_>>(&request, SendRequest::Bind(lease), window)
     }
 
-    fn invalidate(&mut self, loan: usize, window: Window<Buffer>) {
+    fn invalidate(&mut self, lease: usize, window: Window<Buffer>) {
         let Some((key, _)) = window.remote() else { return };
         let request = RequestSpec::Invalidate(key);
-        let kind = SendRequest::Invalidate(loan);
+        let kind = SendRequest::Invalidate(lease);
         if let Err(window) = self.post_window::<Invalidate<_>>(&request, kind, window) {
             self.has_failed = true;
             self.deallocate(window);

@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use rdma_connect::messaging::{
-    self, Lender, Lent, LoanRequests, LongRequests, Options, RETRY, Slots, Window, check_depths,
+    self, LeaseRequests, Lender, Lent, LongRequests, Options, RETRY, Slots, Window, check_depths,
     check_limits, linger_of,
 };
 use rdma_mem::{AccessFlags, Buffer, BufferPool, Error, RemoteMemoryRegion};
@@ -45,9 +45,9 @@ enum Request {
     Read(Incoming),
     /// The [`Write`] of the program.
     Write,
-    /// The bind of this loan.
+    /// The bind of this lease.
     Bind(usize),
-    /// The invalidation of this loan.
+    /// The invalidation of this lease.
     Invalidate(usize),
 }
 
@@ -192,12 +192,12 @@ impl Requests {
                     }
                     Some(Completed::Written)
                 }
-                (Request::Bind(loan), Ok(_), Memory::Window(window)) => {
-                    let lent = self.with_lender(|lender, it| lender.bound(loan, window, it));
+                (Request::Bind(lease), Ok(_), Memory::Window(window)) => {
+                    let lent = self.with_lender(|lender, it| lender.bound(lease, window, it));
                     lent.map(|(operation, source)| Completed::Lent { operation, source })
                 }
-                (Request::Invalidate(loan), Ok(_), Memory::Window(window)) => self
-                    .with_lender(|lender, it| lender.invalidated(loan, window, it))
+                (Request::Invalidate(lease), Ok(_), Memory::Window(window)) => self
+                    .with_lender(|lender, it| lender.invalidated(lease, window, it))
                     .map(Completed::Lendable),
                 (_, _, memory) => {
                     self.has_failed = true;
@@ -437,7 +437,7 @@ impl LongRequests for Requests {
         self.with_lender(|lender, it| lender.lend(operation, buffer, &pool, it))
     }
 
-    fn end_loan(&mut self, operation: Operation) {
+    fn end_lease(&mut self, operation: Operation) {
         self.with_lender(|lender, it| lender.end(operation, it));
     }
 
@@ -446,13 +446,13 @@ impl LongRequests for Requests {
     }
 }
 
-impl LoanRequests for Requests {
-    fn bind(&mut self, loan: usize, window: Window<Buffer>) -> Result<(), Window<Buffer>> {
+impl LeaseRequests for Requests {
+    fn bind(&mut self, lease: usize, window: Window<Buffer>) -> Result<(), Window<Buffer>> {
         if self.is_closed {
             return Err(window);
         }
         let (range, access) = (0..window.memory().len(), AccessFlags::REMOTE_READ);
-        match self.owned.bind(Request::Bind(loan), window, range, access) {
+        match self.owned.bind(Request::Bind(lease), window, range, access) {
             Err(Some(window)) => Err(window),
             // The device may have bound the window. The connection ends.
             Err(None) => {
@@ -463,11 +463,11 @@ impl LoanRequests for Requests {
         }
     }
 
-    fn invalidate(&mut self, loan: usize, window: Window<Buffer>) {
+    fn invalidate(&mut self, lease: usize, window: Window<Buffer>) {
         if self.is_closed {
             return self.deallocate(window);
         }
-        if let Err(window) = self.owned.invalidate(Request::Invalidate(loan), window) {
+        if let Err(window) = self.owned.invalidate(Request::Invalidate(lease), window) {
             self.has_failed = true;
             self.freed.extend(window.map(Memory::Window));
         }

@@ -10,16 +10,16 @@ use super::Lent;
 use super::window::Window;
 
 /// The requests for windows.
-pub trait LoanRequests {
+pub trait LeaseRequests {
     /// Posts the bind of a window to all of its buffer. Its completion is reported with [`Lender::bound`].
     ///
     /// # Errors
     /// Returns the window if the bind was not posted. It is not bound.
-    fn bind(&mut self, loan: usize, window: Window<Buffer>) -> Result<(), Window<Buffer>>;
+    fn bind(&mut self, lease: usize, window: Window<Buffer>) -> Result<(), Window<Buffer>>;
 
     /// Posts the invalidation of a bound window. Its completion is reported with [`Lender::invalidated`]. If it is not
     /// posted, the connection ends, and the window is deallocated.
-    fn invalidate(&mut self, loan: usize, window: Window<Buffer>);
+    fn invalidate(&mut self, lease: usize, window: Window<Buffer>);
 
     /// Deallocates a window when the session is not locked. Its memory is freed afterwards.
     fn deallocate(&mut self, window: Window<Buffer>);
@@ -30,7 +30,7 @@ pub trait LoanRequests {
 
 /// A window that lends one message at a time.
 #[derive(Debug, Default)]
-struct Loan {
+struct Lease {
     /// `None` while a request uses the window.
     window: Option<Window<Buffer>>,
     /// The memory of the window while it is idle.
@@ -39,7 +39,7 @@ struct Loan {
     operation: Option<Operation>,
 }
 
-impl Loan {
+impl Lease {
     const fn is_idle(&self) -> bool {
         self.window.is_some() && self.operation.is_none()
     }
@@ -48,7 +48,7 @@ impl Loan {
 /// The windows of this end. They are allocated when they are first needed, and used again.
 #[derive(Debug, Default)]
 pub struct Lender {
-    loans: Vec<Loan>,
+    leases: Vec<Lease>,
     limit: usize,
     /// The operation that waits for a window. Only the next one to be sent can.
     waiting: Option<Operation>,
@@ -58,7 +58,7 @@ impl Lender {
     /// Creates a lender with at most `limit` windows.
     #[must_use]
     pub const fn new(limit: usize) -> Self {
-        Self { loans: Vec::new(), limit, waiting: None }
+        Self { leases: Vec::new(), limit, waiting: None }
     }
 
     /// Begins to lend a message.
@@ -67,25 +67,25 @@ impl Lender {
         operation: Operation,
         buffer: Buffer,
         pool: &BufferPool,
-        requests: &mut impl LoanRequests,
+        requests: &mut impl LeaseRequests,
     ) -> Lent {
         let Some((at, mut window)) = self.idle(pool) else {
-            if self.loans.iter().all(|loan| loan.operation.is_some()) {
+            if self.leases.iter().all(|lease| lease.operation.is_some()) {
                 return Lent::Refused(buffer);
             }
             self.waiting = Some(operation);
             return Lent::Later(buffer);
         };
-        let Some(loan) = self.loans.get_mut(at) else { return Lent::Refused(buffer) };
+        let Some(lease) = self.leases.get_mut(at) else { return Lent::Refused(buffer) };
         let spare = mem::replace(window.memory_mut(), buffer);
         match requests.bind(at, window) {
             Ok(()) => {
-                (loan.spare, loan.operation) = (Some(spare), Some(operation));
+                (lease.spare, lease.operation) = (Some(spare), Some(operation));
                 Lent::Begun
             }
             Err(mut window) => {
                 let buffer = mem::replace(window.memory_mut(), spare);
-                loan.window = Some(window);
+                lease.window = Some(window);
                 Lent::Refused(buffer)
             }
         }
@@ -93,15 +93,15 @@ impl Lender {
 
     /// Returns an idle window with its index.
     fn idle(&mut self, pool: &BufferPool) -> Option<(usize, Window<Buffer>)> {
-        if let Some(at) = self.loans.iter().position(Loan::is_idle) {
-            return Some((at, self.loans.get_mut(at)?.window.take()?));
+        if let Some(at) = self.leases.iter().position(Lease::is_idle) {
+            return Some((at, self.leases.get_mut(at)?.window.take()?));
         }
-        if self.loans.len() >= self.limit {
+        if self.leases.len() >= self.limit {
             return None;
         }
         let window = Window::allocate(pool.try_allocate(1).ok()??).ok()?;
-        self.loans.push(Loan::default());
-        Some((self.loans.len() - 1, window))
+        self.leases.push(Lease::default());
+        Some((self.leases.len() - 1, window))
     }
 
     /// Continues after a bind. Returns the operation and the address for the peer, unless the operation is over.
@@ -109,46 +109,46 @@ impl Lender {
         &mut self,
         at: usize,
         window: Window<Buffer>,
-        requests: &mut impl LoanRequests,
+        requests: &mut impl LeaseRequests,
     ) -> Option<(Operation, Remote)> {
         let (rkey, remote) = window.remote()?;
-        let loan = self.loans.get_mut(at)?;
-        let Some(operation) = loan.operation else {
+        let lease = self.leases.get_mut(at)?;
+        let Some(operation) = lease.operation else {
             requests.invalidate(at, window);
             return None;
         };
-        loan.window = Some(window);
+        lease.window = Some(window);
         Some((operation, Remote { va: remote.address(), rkey }))
     }
 
-    /// Ends the loan of an operation that is over.
-    pub fn end(&mut self, operation: Operation, requests: &mut impl LoanRequests) {
+    /// Ends the lease of an operation that is over.
+    pub fn end(&mut self, operation: Operation, requests: &mut impl LeaseRequests) {
         self.waiting.take_if(|waiting| *waiting == operation);
-        let is_of = |loan: &Loan| loan.operation == Some(operation);
-        let Some(at) = self.loans.iter().position(is_of) else { return };
-        let Some(loan) = self.loans.get_mut(at) else { return };
-        loan.operation = None;
-        if let Some(window) = loan.window.take() {
+        let is_of = |lease: &Lease| lease.operation == Some(operation);
+        let Some(at) = self.leases.iter().position(is_of) else { return };
+        let Some(lease) = self.leases.get_mut(at) else { return };
+        lease.operation = None;
+        if let Some(window) = lease.window.take() {
             requests.invalidate(at, window);
         }
     }
 
-    /// Frees the memory of a loan that has ended. Returns the operation that waited for its window.
+    /// Frees the memory of a lease that has ended. Returns the operation that waited for its window.
     pub fn invalidated(
         &mut self,
         at: usize,
         mut window: Window<Buffer>,
-        requests: &mut impl LoanRequests,
+        requests: &mut impl LeaseRequests,
     ) -> Option<Operation> {
-        let loan = self.loans.get_mut(at)?;
-        requests.free(mem::replace(window.memory_mut(), loan.spare.take()?));
-        loan.window = Some(window);
+        let lease = self.leases.get_mut(at)?;
+        requests.free(mem::replace(window.memory_mut(), lease.spare.take()?));
+        lease.window = Some(window);
         self.waiting.take()
     }
 
-    /// Ends all loans, because the queue pair has been destroyed. Each window is deallocated before its memory is freed.
-    pub fn close(&mut self, requests: &mut impl LoanRequests) {
-        let windows = self.loans.drain(..).filter_map(|loan| loan.window);
+    /// Ends all leases, because the queue pair has been destroyed. Each window is deallocated before its memory is freed.
+    pub fn close(&mut self, requests: &mut impl LeaseRequests) {
+        let windows = self.leases.drain(..).filter_map(|lease| lease.window);
         windows.for_each(|window| requests.deallocate(window));
         (self.limit, self.waiting) = (0, None);
     }

@@ -368,9 +368,9 @@ impl Mailbox {
     }
 
     /// Takes back the memory of a message that the peer no longer reads.
-    fn end_loan(&mut self, operation: Operation, requests: &mut impl LongRequests) {
+    fn end_lease(&mut self, operation: Operation, requests: &mut impl LongRequests) {
         self.operations.unstage(operation);
-        requests.end_loan(operation);
+        requests.end_lease(operation);
     }
 
     fn set_end(&mut self, error: Option<ConnectionError>, woken: &mut Vec<Waker>) {
@@ -528,10 +528,10 @@ impl<R: LongRequests> Protocol<R> for Mailbox {
                 self.receivers.wake(woken);
             }
             Output::Discard(message) => drop(self.arriving.take(message)),
-            Output::Fetched(operation) => self.end_loan(operation, requests),
+            Output::Fetched(operation) => self.end_lease(operation, requests),
             Output::Completed { operation, result } => {
                 // A message whose offer was not sent is not fetched.
-                self.end_loan(operation, requests);
+                self.end_lease(operation, requests);
                 let (waker, spent) = self.operations.complete(operation, result);
                 spent.into_iter().for_each(|memory| requests.free(memory));
                 woken.extend(waker);

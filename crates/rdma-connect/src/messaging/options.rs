@@ -166,7 +166,7 @@ pub const fn linger_of(options: &Options) -> Duration {
     options.linger
 }
 
-/// Returns the lengths of the send queue and of the receive queue. Each loan has at most one request in the send queue,
+/// Returns the lengths of the send queue and of the receive queue. Each lease has at most one request in the send queue,
 /// and so has the program, to write to memory of the peer.
 #[must_use]
 pub const fn depths_of(options: &Options) -> [u32; 2] {

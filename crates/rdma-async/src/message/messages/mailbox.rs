@@ -4,8 +4,8 @@ use std::sync::Weak;
 use std::task::{Poll, Waker};
 
 use rdma_connect::messaging::{
-    self, Begun, Content, Copied, End, Lender, Lent, LoanRequests as _, LongRequests, MessageError,
-    Protocol, Slots, Start, Ticket, Waiting,
+    self, Begun, Content, Copied, End, LeaseRequests as _, Lender, Lent, LongRequests,
+    MessageError, Protocol, Slots, Start, Ticket, Waiting,
 };
 use rdma_mem::{Buffer, BufferPool};
 use rdma_message::frame::{CloseReason, Remote};
@@ -105,7 +105,7 @@ impl LongRequests for WithMemory<'_> {
         self.lender.lend(operation, buffer, self.supply.blocking(), self.requests)
     }
 
-    fn end_loan(&mut self, operation: Operation) {
+    fn end_lease(&mut self, operation: Operation) {
         self.lender.end(operation, self.requests);
     }
 
@@ -159,13 +159,13 @@ impl Protocol<Requests> for Mailbox {
 impl Drive for Mailbox {
     fn long_completed(&mut self, long: Long, requests: &mut Requests) {
         match long {
-            Long::Bound { loan, window } => {
-                if let Some((operation, remote)) = self.lender.bound(loan, window, requests) {
+            Long::Bound { lease, window } => {
+                if let Some((operation, remote)) = self.lender.bound(lease, window, requests) {
                     self.shared.lent(operation, remote);
                 }
             }
-            Long::Invalidated { loan, window } => {
-                if let Some(operation) = self.lender.invalidated(loan, window, requests) {
+            Long::Invalidated { lease, window } => {
+                if let Some(operation) = self.lender.invalidated(lease, window, requests) {
                     let (mailbox, mut requests) = self.parts(requests);
                     mailbox.lend(operation, &mut requests);
                 }
