@@ -14,6 +14,7 @@ use rdma_qp::{PreparedQueuePair, Qpn, QueuePair};
 use super::{failed, not_listening, rejection, reply};
 use crate::error::connect_error::ConnectError;
 use crate::half_open::{MakeEnds, NoEnd};
+use crate::room::{Network, Occupant, eviction_order, yield_order};
 use crate::until::Until;
 
 /// Creates this end's queue pair for each client of rdma_cm, which connects the queue pair itself.
@@ -92,8 +93,9 @@ struct HalfOpen<R> {
 
 /// The maximum number of clients that have not confirmed.
 const MOST_HALF_OPEN: usize = 64;
-/// The time after which a client that has not confirmed is late. It then makes room for another one.
-const LATE: Duration = Duration::from_secs(1);
+
+/// The reason for a client if that many others have not confirmed.
+const TOO_MANY: &str = "too many clients have not confirmed their connections: try again later";
 
 impl<M: MakeCmEnds> CmClients<M> {
     /// Listens at the first of these addresses that belongs to this host. `user_bytes` are sent to each client.
@@ -232,29 +234,30 @@ impl<M: MakeCmEnds> CmClients<M> {
 
     /// Drops the clients that have not confirmed in time.
     pub fn expire(&mut self, now: Instant) {
-        while let Some((_, client)) = self.half_open.first_key_value()
+        while let Some((&id, client)) = self.half_open.first_key_value()
             && self.until(client).is_over(now)
         {
             let limit = self.limit;
-            self.drop_oldest(&format!("it did not confirm the connection within {limit:?}"));
+            self.drop_half_open(id, &format!("it did not confirm the connection within {limit:?}"));
         }
     }
 
-    /// Drops the oldest client that has not confirmed if it is late, or if `is_forced`. Returns true if it was dropped.
-    fn make_room(&mut self, now: Instant, is_forced: bool) -> bool {
-        let oldest = self.half_open.first_key_value();
-        let is_late = |since| now.saturating_duration_since(since) >= LATE;
-        let is_dropped = oldest.is_some_and(|(_, client)| is_forced || is_late(client.since));
-        if is_dropped {
-            self.drop_oldest(
-                "it had not confirmed the connection, and had to make room for others",
-            );
-        }
-        is_dropped
+    /// Drops the first of the clients that have not confirmed, in the order that `order` returns. Returns false if the
+    /// order is empty.
+    fn make_room(&mut self, order: impl FnOnce(Vec<Occupant>) -> Vec<Occupant>) -> bool {
+        let occupant = |(key, client): (u64, &HalfOpen<M::Rest>)| {
+            let (network, since) = (Network::of(client.address.ip()), client.since);
+            Occupant { key, network, since, is_mute: false }
+        };
+        let order = order((0..).zip(self.half_open.values()).map(occupant).collect());
+        let chosen = order.first().and_then(|first| usize::try_from(first.key).ok());
+        let chosen = chosen.and_then(|place| self.half_open.keys().nth(place).copied());
+        let why = "it had not confirmed the connection, and had to make room for others";
+        chosen.inspect(|&id| self.drop_half_open(id, why)).is_some()
     }
 
-    fn drop_oldest(&mut self, why: &str) {
-        if let Some((_, client)) = self.half_open.pop_first() {
+    fn drop_half_open(&mut self, id: IdToken, why: &str) {
+        if let Some(client) = self.half_open.remove(&id) {
             self.dropped_half_open += 1;
             self.refuse(format!("{}: {why}", client.address));
         }
@@ -317,11 +320,14 @@ impl<M: MakeCmEnds> CmClients<M> {
     /// Accepts or rejects a request.
     fn answer(&mut self, request: ConnectionRequest, now: Instant) {
         let address = request.peer_address();
-        if self.half_open.len() >= MOST_HALF_OPEN {
-            self.make_room(now, true);
+        let is_full = self.half_open.len() >= MOST_HALF_OPEN;
+        if is_full && !self.make_room(|all| eviction_order(all, MOST_HALF_OPEN, true, now)) {
+            reject(request, TOO_MANY, true);
+            return self.refuse(format!("{address}: {TOO_MANY}"));
         }
         let mut prepared = self.maker.prepare(None);
-        if prepared.is_err() && self.make_room(now, false) {
+        let network = Network::of(address.ip());
+        if prepared.is_err() && self.make_room(|all| yield_order(all, network, now)) {
             prepared = self.maker.prepare(None);
         }
         let refused = match prepared {

@@ -158,6 +158,7 @@ fn a_client_whose_process_is_killed_leaves() {
 fn messages_of_a_client_that_leaves_at_once_arrive() {
     for ends in Ends::both() {
         must_end(move || {
+            let device_has_srq = ends.server.context().query_device().unwrap().max_srq > 0;
             let mut server = Server::bind_cm(ends.address.as_str(), &ends.server, 8).unwrap();
             let address = server.local_addr();
             let (connected, is_connected) = mpsc::channel();
@@ -172,7 +173,10 @@ fn messages_of_a_client_that_leaves_at_once_arrive() {
             while is_connected.recv_timeout(SHORTLY).is_err() {
                 events.extend(server.next(Some(Duration::ZERO)).unwrap());
             }
-            client.join().unwrap();
+            // Without a shared receive queue, the messages wait until the client joins.
+            if device_has_srq {
+                client.join().unwrap();
+            }
             while !matches!(events.last(), Some(ServerEvent::Left { .. })) {
                 events.push(next(&mut server));
             }
