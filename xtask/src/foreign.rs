@@ -20,12 +20,12 @@ use self::suites::Suite;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The suites to run; by default the first six
+    /// The suites to run; by default those that need no `--full`
     suites: Vec<Suite>,
     /// Run all option sets, and by default all suites
     #[arg(long)]
     full: bool,
-    /// Obtain the packages of the first six suites, and run no suite
+    /// Obtain the packages of the suites that need no `--full`, and run no suite
     #[arg(long, conflicts_with_all = ["suites", "full"])]
     obtain: bool,
 }

@@ -76,6 +76,6 @@ lacking! {
 }
 
 lacking! {
-    "events are written by the engine only":
+    "only this library writes events; end an ID with rdma_disconnect":
     rdma_write_cm_event -> c_int;
 }

@@ -137,7 +137,7 @@ impl Messages {
     /// Posts a message: like [`send`](Self::send), but is ready before the peer's device has received it.
     ///
     /// It is ready when the first frame was posted. A message that is longer than a [frame](Options::frame_bytes)
-    /// continues to be sent. [`finish`](Self::finish) waits until the peer's device has received all messages. If the
+    /// continues to be sent. [`flush`](Self::flush) waits until the peer's device has received all messages. If the
     /// future is dropped before it is ready, see [`send`](Self::send).
     ///
     /// # Errors
@@ -146,7 +146,7 @@ impl Messages {
         run::post(&self.session, message).await
     }
 
-    /// Ready when the peer's device has received all messages that were begun.
+    /// Waits until the peer's device has received all messages that were begun.
     ///
     /// # Errors
     /// [`MessageError::Ended`] if the connection has ended before.
@@ -205,13 +205,14 @@ impl Messages {
     /// [`MessageError::Ended`] if the connection has ended. The buffer then returns to its pool.
     ///
     /// # Panics
-    /// Panics if the part is not within the buffer.
+    /// Panics if the part is not within the buffer, or its length differs from that of the target.
     pub async fn write(
         &self,
         buffer: Buffer,
         part: Range<usize>,
         target: RemoteMemoryRegion,
     ) -> Result<Buffer, MessageError> {
+        assert!(part.end <= buffer.len() && part.len() == target.length(), "{part:?}, {target:?}");
         let written = self.session.connection().write(buffer.slice(part), target).await;
         let lost = |_| MessageError::Ended(ConnectionError::Lost);
         written.map(BufferSlice::into_inner).map_err(lost)

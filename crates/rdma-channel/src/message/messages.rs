@@ -111,7 +111,7 @@ impl Messages {
     /// Posts a message: like [`send`](Self::send), but returns before the peer's device has received it.
     ///
     /// It returns when the first frame was posted. Later calls send the rest of a message that is longer than a
-    /// [frame](Options::frame_bytes), and [`finish`](Self::finish) waits until the peer's device has received all
+    /// [frame](Options::frame_bytes), and [`flush`](Self::flush) waits until the peer's device has received all
     /// messages. If the time limit expires, nothing is sent.
     ///
     /// # Errors

@@ -354,7 +354,7 @@ impl Flight<'_> {
         Ok(())
     }
 
-    /// Waits until the notices have left, after the barrier is complete. Their errors no longer matter.
+    /// Waits for the notices that are in flight after the barrier is complete. Ignores their errors.
     fn land(self) {
         for (_, notice) in self.sent {
             let _ = notice.wait(self.until.saturating_duration_since(Instant::now()));
@@ -413,8 +413,10 @@ pub enum BarrierError {
         /// The number of ranks of this barrier.
         ours: usize,
     },
-    /// A rank did not call the barrier in time, or one on which it waits did not.
-    #[error("rank {rank} did not reach the barrier within {timeout:?}")]
+    /// A rank did not call the barrier in time, or a rank for which it waits did not.
+    #[error(
+        "no notice of rank {rank} arrived within {timeout:?}: it has not entered the barrier, or waits for another rank"
+    )]
     Timeout {
         /// The rank.
         rank: usize,

@@ -35,8 +35,10 @@ impl NodeWithoutPd {
     }
 }
 
-/// Creates a [`Node`]. The options and their defaults are those of channels, but the default of
-/// [`ack_timeout`](Self::ack_timeout) is 0.54 seconds, because ranks connect one after another. The [rank](Self::rank) and the [number of ranks](Self::world_size) are required.
+/// Creates a [`Node`]. The [rank](Self::rank) and the [number of ranks](Self::world_size) are required.
+///
+/// The options and their defaults are those of channels, except that the default of [`ack_timeout`](Self::ack_timeout) is
+/// 0.54 seconds, because ranks connect one after another.
 #[derive(Debug)]
 #[must_use]
 pub struct NodeBuilder<'a> {
