@@ -40,7 +40,7 @@
 //! queue pair.
 //!
 //! Programs that manage their queue pairs themselves use the module [`unmanaged`], which also has datagram services
-//! (SIDR). Multicast is not supported. C programs that use librdmacm cannot use this crate.
+//! (SIDR). Multicast is not supported. `librdmacm.so.1` of `rdma-dropin-cm` offers this module to programs in C.
 //!
 //! # Untrusted peers
 //!

@@ -60,8 +60,8 @@ impl Channel {
         unsafe { Arc::from_raw(raw) }
     }
 
-    /// Closes the file, unless a call waits for an event: rping destroys its channel meanwhile. As with the kernel's
-    /// rdma_cm, such a call then waits until the process ends.
+    /// Closes the file, unless a call waits for an event. As with the kernel's rdma_cm, such a call then waits until the
+    /// process ends. rping destroys its channel while another thread waits in it.
     pub(crate) fn close(self: &Arc<Self>) {
         if self.waits.load(Ordering::Acquire) == 0 {
             drop(locked(&self.file).take());

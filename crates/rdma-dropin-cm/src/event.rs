@@ -187,7 +187,7 @@ fn report(waiting: Waiting) -> Option<Box<Reported>> {
             }
         }
         EventType::REJECTED => {
-            // The program learns of the rejection, and no queue pair is left that can send.
+            // The program receives the rejection, and its queue pair can no longer send.
             let _ = queue_pair::fail_queue_pair(&id);
         }
         EventType::CONNECT_REQUEST => {

@@ -84,7 +84,7 @@ pub(crate) struct State {
 /// The IDs by the tokens of their connections.
 static TOKENS: LazyLock<Mutex<HashMap<IdToken, Arc<Id>>>> = LazyLock::new(Mutex::default);
 
-/// Calls a function with the ID that has a token. IDs that are being registered are waited for.
+/// Calls a function with the ID that has a token. Waits for IDs that are being registered.
 pub(crate) fn with(token: IdToken, call: impl FnOnce(Arc<Id>)) {
     let found = locked(&TOKENS).get(&token).map(Arc::clone);
     if let Some(id) = found {

@@ -23,8 +23,9 @@ use crate::world::shared::SharedWorld;
 
 /// A group of ranks, which are processes that call the same collectives in the same order.
 ///
-/// A collective returns when this rank has done its part. Only a [barrier](Self::barrier) waits for all ranks. It works
-/// in place on any [`Memory`]. Long blocks are sent without a copy if the memory is a [`buffer`](Self::buffer).
+/// A collective returns when this rank has done its part. It waits for all ranks only if it is a
+/// [barrier](Self::barrier), or its result depends on all of them. It works in place on any [`Memory`]. Long blocks are
+/// sent without a copy if the memory is a [`buffer`](Self::buffer).
 ///
 /// Two ranks connect in the first collective in which they exchange messages, and stay connected. A connection has
 /// about 0.6 MiB of registered memory at each end, and 0.5 MiB more once this rank receives long blocks.

@@ -144,7 +144,7 @@ impl<'a, T: Pod> Run<'a, T> {
         self.buffer.lend(part, pd)
     }
 
-    /// Takes memory back that was lent.
+    /// Restores the memory that was lent.
     pub(crate) fn restore(&mut self, memory: Buffer) {
         self.buffer.restore(memory);
     }

@@ -1,6 +1,7 @@
 //! Ranks, barriers and collectives, for programs of many processes under any launcher.
 //!
-//! With the feature `serde`, the module `network` has nodes: connections to all ranks of a configuration file.
+//! With the feature `serde`, the module `network` has nodes: connections to all ranks of a configuration file. With the
+//! feature `async`, the module `aio` has the same collectives as futures.
 //!
 //! A program begins with [`Group::from_environment`], or with [`Group::builder`] if no launcher states its rank.
 //! ```

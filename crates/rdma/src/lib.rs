@@ -91,8 +91,10 @@
 //! # Features
 //!
 //! - `async`: operations as futures that own their memory, on tokio (`rdma-async`, as the module `aio`).
-//! - `cm`: connections by address and port (`rdma-cm`, as the module `cm`).
-//! - `group`: ranks, barriers and collectives (`rdma-group`, as the module `group`).
+//! - `cm`: connections by address and port (`rdma-cm`, as the module `cm`), also of channels and drivers, by
+//!   `connect_cm`.
+//! - `group`: ranks, barriers and collectives (`rdma-group`, as the module `group`). With `async`, it adds the module
+//!   `rdma::group::aio`.
 //! - `soft` (on by default): the software devices. Without this feature, `rdma-soft` is not built.
 //! - `serde`: serialisation of endpoints, remote regions and the numeric types of RDMA. With `group`, it adds the module
 //!   `rdma::group::network`.

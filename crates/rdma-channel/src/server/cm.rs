@@ -119,7 +119,7 @@ impl Early {
         }
     }
 
-    /// Takes the messages of a client, and returns whether these are all.
+    /// Removes and returns the messages of a client. The flag is true if these are all.
     fn take(&mut self, qpn: Qpn) -> (Vec<Received>, bool) {
         let (of_client, others) = self.messages.drain(..).partition(|(of, _)| *of == qpn);
         self.messages = others;

@@ -140,7 +140,7 @@ impl<'a, T: Pod> Elements<'a, T> {
         memory.map(|memory| (memory, range))
     }
 
-    /// Takes the memory back that was lent.
+    /// Restores the memory that was lent.
     pub(crate) fn restore(&mut self, memory: rdma_mem::Buffer) {
         if let Self::Registered(lent) = self {
             lent.0.memory = Some(memory);

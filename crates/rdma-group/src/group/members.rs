@@ -204,7 +204,7 @@ impl Members {
         Ok(Plan::copy(Collective::AllToAll { sent, received, offset: 0 }, buffer, None))
     }
 
-    /// Also returns the bytes to exchange, which end with those of `received`.
+    /// Returns the plan, and the bytes to exchange, which end with those of `received`.
     pub(crate) fn all_to_all_v<T: Pod>(
         &self,
         (sent, send_counts): (&[T], &[usize]),
@@ -242,7 +242,7 @@ impl Members {
         Plan::reduce(Collective::AllReduce { is_commutative }, buffer, reduction)
     }
 
-    /// Also returns the range of this rank's block.
+    /// Returns the plan, and the range of this rank's block.
     pub(crate) fn reduce_scatter<T: Number>(
         &self,
         buffer: &[T],
