@@ -413,7 +413,7 @@ pub enum BarrierError {
         /// The number of ranks of this barrier.
         ours: usize,
     },
-    /// A rank did not call the barrier in time, or a rank for which it waits did not.
+    /// A rank did not call the barrier in time, or waits for one that did not.
     #[error(
         "no notice of rank {rank} arrived within {timeout:?}: it has not entered the barrier, or waits for another rank"
     )]
