@@ -31,7 +31,7 @@ pub(crate) fn bind(id: &Id, mut address: SocketAddr) -> Result<(), c_int> {
         return Err(libc::EINVAL);
     }
     drop(state);
-    let space = port_space(id.read(|shown| shown.ps));
+    let space = port_space(id.space);
     let reserve = |device: &'static Device, address| {
         let port = unmanaged::bind(&device.channel, space, address);
         port.map(|port| (device, port)).map_err(|error| number(&error))

@@ -101,8 +101,11 @@ impl Channel {
     /// Makes the file unreadable if no event waits. Does not block, because the file is readable while the lock of a
     /// queue with events is held.
     fn clear(&self, queue: &VecDeque<Waiting>) {
-        if queue.is_empty() {
-            let _ = read(self.file(), &mut [0_u8; 8]);
+        if !queue.is_empty() {
+            return;
+        }
+        if let Some(file) = &*locked(&self.file) {
+            let _ = read(file, &mut [0_u8; 8]);
         }
     }
 
@@ -132,6 +135,17 @@ impl Channel {
         }
     }
 
+    /// Removes the request of a new connection.
+    fn remove_request(&self, new: &Id) -> Option<Waiting> {
+        let is_request =
+            |event: &Waiting| event.new.as_ref().is_some_and(|it| ptr::eq(Arc::as_ptr(it), new));
+        let mut queue = locked(&self.queue);
+        let at = queue.iter().position(is_request)?;
+        let removed = queue.remove(at);
+        self.clear(&queue);
+        removed
+    }
+
     /// Removes the events of an ID.
     fn remove(&self, id: &Id) -> VecDeque<Waiting> {
         let mut queue = locked(&self.queue);
@@ -154,6 +168,16 @@ pub(crate) fn forget(id: &Id) {
             id::end(&new);
         }
     }
+}
+
+/// Removes the request of a new connection. Returns true if the program had not received it.
+pub(crate) fn withdraw(new: &Id) -> bool {
+    let Some(listener) = new.state().listener.clone() else { return false };
+    // The lock keeps the request in this channel.
+    let state = listener.state();
+    let removed = state.channel.remove_request(new);
+    drop(state);
+    removed.is_some()
 }
 
 /// Moves the events of an ID to its new channel.

@@ -70,7 +70,7 @@ fn set_parameters(
     peer: Option<Parameters>,
 ) -> Result<(), c_int> {
     let queue_pair = queue_pair_of(id);
-    let is_unreliable = id.read(|shown| shown.qp_type) == ibv_qp_type::IBV_QPT_UC;
+    let is_unreliable = id.qp_type == ibv_qp_type::IBV_QPT_UC;
     let mut state = id.state();
     let device: &Device = state.device.ok_or(libc::EINVAL)?;
     let named = parameters.map(|it| (it.qp_num, it.srq != 0));
@@ -110,7 +110,7 @@ fn set_parameters(
 /// Requests a connection, or queries a datagram service.
 fn connect(id: &Id, parameters: Option<&ConnParam>, private_data: &[u8]) -> Result<(), c_int> {
     let is_datagram = id.is_datagram();
-    let space = port_space(id.read(|shown| shown.ps));
+    let space = port_space(id.space);
     if !is_datagram {
         set_parameters(id, parameters, None)?;
     }

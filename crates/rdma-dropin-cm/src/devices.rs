@@ -3,7 +3,8 @@
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{ptr, thread};
 
 use rdma_cm::unmanaged::{self, Address, Route};
@@ -27,7 +28,9 @@ pub(crate) struct Device {
 /// A device of the list.
 struct Listed {
     device: rdma_mem::Device,
-    opened: OnceLock<Result<&'static Device, c_int>>,
+    opened: Mutex<Option<&'static Device>>,
+    /// Whether a failure to open the device was printed.
+    is_failure_printed: AtomicBool,
 }
 
 /// The devices of a process. A forked child has its own.
@@ -51,8 +54,11 @@ fn devices() -> Result<&'static Devices, c_int> {
     let verbs = verbs().ok_or(libc::ENODEV)?;
     // SAFETY: the table is that of a libibverbs (SAFETY.md F2).
     let list = unsafe { DeviceList::of(verbs) };
-    let listed =
-        list.iter().map(|device| Listed { device: device.clone(), opened: OnceLock::new() });
+    let listed = list.iter().map(|device| Listed {
+        device: device.clone(),
+        opened: Mutex::default(),
+        is_failure_printed: AtomicBool::new(false),
+    });
     let all: Vec<_> = listed.collect();
     if all.is_empty() {
         return Err(libc::ENODEV);
@@ -66,14 +72,19 @@ pub(crate) fn check() -> Result<(), c_int> {
 }
 
 impl Listed {
+    /// Returns the device, opened at the first success. A later call tries again after a failure.
     fn open(&self) -> Result<&'static Device, c_int> {
-        *self.opened.get_or_init(|| {
-            let opened = Device::open(&self.device);
-            opened.map_err(|error| {
+        let mut opened = locked(&self.opened);
+        if let Some(device) = *opened {
+            return Ok(device);
+        }
+        let device = Device::open(&self.device).map_err(|error| {
+            if !self.is_failure_printed.swap(true, Ordering::Relaxed) {
                 report(&format!("{} cannot be used: {error}", self.device.name()));
-                number(&error)
-            })
-        })
+            }
+            number(&error)
+        })?;
+        Ok(opened.insert(device))
     }
 }
 
@@ -171,9 +182,10 @@ pub(crate) fn first<T>(find: impl Fn(&'static Device) -> Result<T, c_int>) -> Re
     Err(error.unwrap_or(libc::ENODEV))
 }
 
-/// Returns the devices that can be opened.
+/// Returns the devices that can be opened, or `ENODEV` if none can.
 pub(crate) fn all() -> Result<Vec<&'static Device>, c_int> {
-    Ok(devices()?.all.iter().filter_map(|listed| listed.open().ok()).collect())
+    let opened: Vec<_> = devices()?.all.iter().filter_map(|listed| listed.open().ok()).collect();
+    if opened.is_empty() { Err(libc::ENODEV) } else { Ok(opened) }
 }
 
 #[unsafe(no_mangle)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rdma_cm::unmanaged::{Answered, Event, Parameters, Route, SidrStatus};
 use rdma_cm::{End, Reason};
-use rdma_sys::ibv_ah_attr;
+use rdma_sys::{ibv_ah_attr, ibv_qp_type};
 
 use crate::abi::{CmEvent, ConnParam, EventChannel, EventType, Param, UdParam};
 use crate::channel::{self, Channel};
@@ -57,7 +57,16 @@ impl Waiting {
 
 /// Queues what happened to an ID's connection.
 pub(crate) fn queue(device: &'static Device, id: &Arc<Id>, happened: Event) {
+    let is_datagram = id.is_datagram();
+    let is_unreliable = id.qp_type == ibv_qp_type::IBV_QPT_UC;
     let waiting = match happened {
+        // Dropping a request of another type rejects it.
+        Event::Requested { parameters, .. }
+            if is_datagram || parameters.is_unreliable != is_unreliable =>
+        {
+            return;
+        }
+        Event::Queried { .. } if !is_datagram => return,
         Event::Requested { id: connection, parameters, route, private_data } => {
             let new = requested(device, id, connection, route, Some(parameters));
             let content = Content::Connection(Some(parameters), private_data);
@@ -88,7 +97,12 @@ pub(crate) fn queue(device: &'static Device, id: &Arc<Id>, happened: Event) {
             Waiting { content, ..Waiting::new(id, EventType::ESTABLISHED, 0) }
         }
         Event::Answered(answered) => self::answered(device, id, answered),
-        Event::Ended(end) => ended(id, end),
+        // The program never receives the request.
+        Event::Ended(_) if channel::withdraw(id) => return id::end(id),
+        Event::Ended(end) => {
+            let Some(waiting) = ended(id, end) else { return };
+            waiting
+        }
         _ => return,
     };
     waiting.queue();
@@ -97,14 +111,15 @@ pub(crate) fn queue(device: &'static Device, id: &Arc<Id>, happened: Event) {
 /// Creates the ID of a request.
 fn requested(
     device: &'static Device,
-    listener: &Id,
+    listener: &Arc<Id>,
     connection: rdma_cm::unmanaged::Id,
     route: Route,
     peer: Option<Parameters>,
 ) -> Arc<Id> {
-    let (context, space, qp_type) = listener.read(|it| (it.context, it.ps, it.qp_type));
     let state = listener.state();
-    let new = Id::new(Arc::clone(&state.channel), false, context, space, qp_type);
+    let (space, qp_type) = (listener.space, listener.qp_type);
+    // `report` sets the context.
+    let new = Id::new(Arc::clone(&state.channel), false, ptr::null_mut(), space, qp_type);
     let options = state.options;
     drop(state);
     new.bind_device(device);
@@ -114,6 +129,7 @@ fn requested(
     state.stage = Stage::Ready;
     state.route = Some(route);
     state.peer = peer;
+    state.listener = Some(Arc::clone(listener));
     state.options = options;
     drop(state);
     let Ok(()) = new.connect::<std::convert::Infallible>(|| Ok(connection));
@@ -136,8 +152,12 @@ fn answered(device: &'static Device, id: &Arc<Id>, answered: Answered) -> Waitin
     Waiting { content, ..Waiting::new(id, EventType::ESTABLISHED, 0) }
 }
 
-fn ended(id: &Arc<Id>, end: End) -> Waiting {
+/// Returns the event for the end of a connection, or `None` if an earlier one reported it.
+fn ended(id: &Arc<Id>, end: End) -> Option<Waiting> {
     let mut state = id.state();
+    if state.stage == Stage::Over {
+        return None;
+    }
     let was_established = state.stage == Stage::Established;
     state.stage = Stage::Over;
     drop(state);
@@ -158,7 +178,8 @@ fn ended(id: &Arc<Id>, end: End) -> Waiting {
         End::Busy => (EventType::UNREACHABLE, -libc::EAGAIN, Vec::new()),
         _ => (EventType::UNREACHABLE, -libc::ETIMEDOUT, Vec::new()),
     };
-    Waiting { content: Content::Connection(None, data), ..Waiting::new(id, event, status) }
+    let content = Content::Connection(None, data);
+    Some(Waiting { content, ..Waiting::new(id, event, status) })
 }
 
 /// An event that the program has, until it acknowledges it. The program has a pointer to its beginning.
@@ -192,6 +213,7 @@ fn report(waiting: Waiting) -> Option<Box<Reported>> {
         }
         EventType::CONNECT_REQUEST => {
             if let Some(new) = &new {
+                follow(new, &id);
                 let is_sync = id.state().is_sync;
                 if is_sync && make_sync(new).is_err() {
                     id::end(new);
@@ -242,6 +264,21 @@ fn report(waiting: Waiting) -> Option<Box<Reported>> {
         }
     }
     Some(Box::new(Reported { shown, private_data, id }))
+}
+
+/// Gives the ID of a request, which the program receives now, the channel and the context of its listener.
+fn follow(new: &Id, listener: &Id) {
+    let to = Arc::clone(&listener.state().channel);
+    let mut state = new.state();
+    // The device's thread no longer withdraws the request.
+    let before = state.listener.take();
+    let is_moved = !Arc::ptr_eq(&state.channel, &to);
+    drop((state, before));
+    if is_moved {
+        channel::migrate(new, &to);
+    }
+    let context = listener.read(|shown| shown.context);
+    new.write(|shown| (shown.channel, shown.context) = (to.as_raw(), context));
 }
 
 /// Gives an ID its own channel, so that its functions wait.

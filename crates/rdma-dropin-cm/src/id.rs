@@ -25,9 +25,13 @@ use crate::options::Options;
 /// An ID. The program has a pointer to its beginning.
 #[repr(C)]
 pub(crate) struct Id {
-    /// The struct that the program reads. Only functions that the program calls with the ID change it.
+    /// The struct that the program reads. The thread of a device fills it for a new connection. After the program has
+    /// received the ID, only functions that the program calls use it.
     shown: UnsafeCell<CmId>,
     state: Mutex<State>,
+    /// The port space, and the type of the queue pairs.
+    pub(crate) space: Space,
+    pub(crate) qp_type: ibv_qp_type,
     /// The number of events that the program has received. Changed while the channel's queue is locked.
     pub(crate) reported: AtomicU64,
     /// Notified when the program acknowledges an event.
@@ -35,8 +39,8 @@ pub(crate) struct Id {
     process: Process,
 }
 
-// SAFETY: `shown` is read and written only in calls of the program, whose contract forbids that one thread changes an ID
-// while another uses it (SAFETY.md F1). All other fields are Sync.
+// SAFETY: after the program has received an ID, `shown` is read and written only in calls of the program. Their contract
+// forbids that one thread changes an ID while another uses it (SAFETY.md F1). All other fields are Sync.
 unsafe impl Sync for Id {}
 // SAFETY: the pointers in `shown` belong to the program or to libibverbs, whose objects any thread may use (SAFETY.md F9).
 unsafe impl Send for Id {}
@@ -66,6 +70,8 @@ pub(crate) struct State {
     /// The ports that are reserved at this address, until the ID listens.
     pub(crate) ports: Vec<(&'static Device, Port)>,
     pub(crate) route: Option<Route>,
+    /// The listener of a request that the program has not received.
+    pub(crate) listener: Option<Arc<Id>>,
     /// The connection, the query, or the listeners: one for each device.
     pub(crate) connections: Vec<unmanaged::Id>,
     pub(crate) own: Parameters,
@@ -115,6 +121,7 @@ impl Id {
             bound: None,
             ports: Vec::new(),
             route: None,
+            listener: None,
             connections: Vec::new(),
             own: Parameters::new(Qpn::masked(0), psn()),
             peer: None,
@@ -127,6 +134,8 @@ impl Id {
         Arc::new(Self {
             shown: UnsafeCell::new(shown),
             state: Mutex::new(state),
+            space,
+            qp_type,
             reported: AtomicU64::new(0),
             acknowledged: Condvar::new(),
             process: Process::current(),
@@ -150,14 +159,16 @@ impl Id {
     /// Reads fields of the struct that the program sees.
     pub(crate) fn read<T>(&self, read: impl FnOnce(&CmId) -> T) -> T {
         // SAFETY: a function that the program calls with the ID reads the struct, and the program changes nothing in it
-        // meanwhile (SAFETY.md F1). The struct is as old as the ID.
+        // meanwhile (SAFETY.md F1). Before the program has the ID, only the thread of a device reads it. The struct is as
+        // old as the ID.
         read(unsafe { &*self.shown.get() })
     }
 
     /// Writes fields of the struct that the program sees.
     pub(crate) fn write<T>(&self, write: impl FnOnce(&mut CmId) -> T) -> T {
         // SAFETY: a function that the program calls with the ID writes the struct, and the program does not use these
-        // fields meanwhile (SAFETY.md F1). The struct is as old as the ID.
+        // fields meanwhile (SAFETY.md F1). Before the program has the ID, only the thread of a device writes it. The struct
+        // is as old as the ID.
         write(unsafe { &mut *self.shown.get() })
     }
 
@@ -205,7 +216,7 @@ impl Id {
 
     /// Returns true if the queue pairs of the ID send datagrams.
     pub(crate) fn is_datagram(&self) -> bool {
-        self.read(|shown| shown.qp_type) == ibv_qp_type::IBV_QPT_UD
+        self.qp_type == ibv_qp_type::IBV_QPT_UD
     }
 
     /// Binds the ID to a device.
@@ -311,9 +322,10 @@ fn psn() -> Psn {
     Psn::masked(u32::from_ne_bytes([a, b, c, 0]))
 }
 
-/// Ends an ID that the program does not have yet, or no longer uses.
+/// Ends an ID that the program will not receive, with its events.
 pub(crate) fn end(id: &Id) {
     id.disconnect();
+    channel::forget(id);
 }
 
 /// Returns an address that stands for all addresses of the same IP version.
@@ -364,14 +376,15 @@ unsafe extern "C" fn rdma_create_id(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut CmId) -> c_int {
+    // SAFETY: the caller passes a live ID (SAFETY.md F1).
+    if !unsafe { Id::of(id) }.process.is_current() {
+        // The parent's threads may hold locks that this process has copies of, so the copy of the ID is not freed.
+        return 0;
+    }
     // SAFETY: the caller passes a live ID, which it does not use again. The ID has the count of its creation
     // (SAFETY.md F1).
     let id = unsafe { Arc::from_raw(id.cast_const().cast::<Id>()) };
     id.disconnect();
-    if !id.process.is_current() {
-        // The parent's threads may hold locks that this process has copies of.
-        return 0;
-    }
     channel::forget(&id);
     event::acknowledge_last(&id);
     id.wait_acknowledged();

@@ -39,6 +39,26 @@ fn a_listener_that_ends_rejects_unreceived_requests() {
 }
 
 #[test]
+fn a_withdrawn_request_is_not_reported() {
+    passes("withdrawal");
+}
+
+#[test]
+fn a_request_belongs_to_the_current_channel_of_its_listener() {
+    passes("request migration");
+}
+
+#[test]
+fn each_end_is_disconnected_once() {
+    passes("both disconnect");
+}
+
+#[test]
+fn a_listener_rejects_requests_of_another_type() {
+    passes("types");
+}
+
+#[test]
 fn an_id_ends_after_its_events_are_acknowledged() {
     passes("acknowledgement");
 }

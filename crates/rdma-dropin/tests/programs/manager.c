@@ -236,6 +236,92 @@ static void unreceived(void)
 	end(client);
 }
 
+/* Sends a request for a connection. */
+static struct rdma_cm_id *requesting(struct rdma_cm_id *listening)
+{
+	struct rdma_cm_id *client = resolved(ntohs(rdma_get_src_port(listening)), RDMA_PS_TCP);
+	struct rdma_conn_param param = { .retry_count = 7 };
+	struct pollfd polled = { .fd = channel->fd, .events = POLLIN };
+	create_qp(client);
+	CHECK(rdma_connect(client, &param) == 0);
+	CHECK(poll(&polled, 1, -1) == 1);
+	return client;
+}
+
+/* A client ends before the program receives its request. */
+static void withdrawal(void)
+{
+	struct rdma_cm_id *listening = listener(RDMA_PS_TCP), *ends[2];
+	end(requesting(listening));
+	for (int i = 0; readable() && i < 1000; i++)
+		usleep(10000);
+	CHECK(!readable());
+	/* The listener serves the next client. */
+	connect_ends(listening, ends);
+	end(ends[0]);
+	end(ends[1]);
+	/* The listener may end while a request is withdrawn. */
+	end(requesting(listening));
+	end(listening);
+	usleep(100000);
+	CHECK(!readable());
+}
+
+/* A request belongs to the channel of its listener, and has its context, when the program receives it. */
+static void request_migration(void)
+{
+	struct rdma_event_channel *first = channel, *other = rdma_create_event_channel();
+	struct rdma_cm_id *listening = listener(RDMA_PS_TCP), *client = requesting(listening);
+	listening->context = "moved";
+	CHECK(rdma_migrate_id(listening, other) == 0);
+	CHECK(!readable());
+	channel = other;
+	struct rdma_cm_event *event = expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *id = event->id;
+	CHECK(id->channel == other && strcmp(id->context, "moved") == 0);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	/* Its later events use the same channel. */
+	end(client);
+	CHECK(rdma_get_cm_event(channel, &event) == 0);
+	CHECK(event->id == id && event->status != 0);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	end(id);
+	end(listening);
+	rdma_destroy_event_channel(first);
+}
+
+static pthread_barrier_t barrier;
+
+static void *disconnect(void *id)
+{
+	pthread_barrier_wait(&barrier);
+	CHECK(rdma_disconnect(id) == 0);
+	return NULL;
+}
+
+/* Each end receives one event, even if both disconnect at once. */
+static void both_disconnect(void)
+{
+	struct rdma_cm_id *listening = listener(RDMA_PS_TCP), *ends[2];
+	pthread_t threads[2];
+	CHECK(pthread_barrier_init(&barrier, NULL, 2) == 0);
+	for (int round = 0; round < 50; round++) {
+		connect_ends(listening, ends);
+		for (int i = 0; i < 2; i++)
+			CHECK(pthread_create(&threads[i], NULL, disconnect, ends[i]) == 0);
+		for (int i = 0; i < 2; i++)
+			CHECK(pthread_join(threads[i], NULL) == 0);
+		pass(RDMA_CM_EVENT_DISCONNECTED);
+		pass(RDMA_CM_EVENT_DISCONNECTED);
+		/* Another event would arrive within this time. */
+		usleep(10000);
+		CHECK(!readable());
+		end(ends[0]);
+		end(ends[1]);
+	}
+	end(listening);
+}
+
 static volatile int destroyed;
 
 static void *destroy(void *id)
@@ -440,6 +526,26 @@ static void own_queue_pairs(void)
 	CHECK(ibv_destroy_cq(cq) == 0);
 }
 
+/* A listener of another type of queue pairs rejects a request. */
+static void types(void)
+{
+	struct rdma_addrinfo *found = info(RAI_PASSIVE, "0", IBV_QPT_UC);
+	struct ibv_qp_init_attr attr = small();
+	struct rdma_cm_id *listening, *client;
+	char port[8];
+	CHECK(rdma_create_ep(&listening, found, NULL, &attr) == 0);
+	rdma_freeaddrinfo(found);
+	CHECK(rdma_listen(listening, 0) == 0);
+	snprintf(port, sizeof(port), "%d", ntohs(rdma_get_src_port(listening)));
+	found = info(0, port, IBV_QPT_RC);
+	attr = small();
+	CHECK(rdma_create_ep(&client, found, NULL, &attr) == 0);
+	rdma_freeaddrinfo(found);
+	CHECK(rdma_connect(client, NULL) == -1 && errno == ECONNREFUSED);
+	rdma_destroy_ep(client);
+	rdma_destroy_ep(listening);
+}
+
 /* The peer's process is killed. */
 static void death(void)
 {
@@ -449,6 +555,8 @@ static void death(void)
 	pid_t child = fork();
 	CHECK(child >= 0);
 	if (child == 0) {
+		/* The child has no alarm of its parent. */
+		alarm(60);
 		channel = rdma_create_event_channel();
 		struct rdma_cm_id *listening = listener(RDMA_PS_TCP);
 		port = ntohs(rdma_get_src_port(listening));
@@ -479,7 +587,9 @@ static const struct {
 	{ "acknowledgement", acknowledgement }, { "ports", ports },
 	{ "waiting", waiting }, { "migration", migration },
 	{ "datagrams", datagrams }, { "own queue pairs", own_queue_pairs },
-	{ "death", death },
+	{ "death", death }, { "withdrawal", withdrawal },
+	{ "request migration", request_migration }, { "types", types },
+	{ "both disconnect", both_disconnect },
 };
 
 int main(int argc, char **argv)
