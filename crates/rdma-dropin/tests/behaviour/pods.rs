@@ -22,7 +22,11 @@ fn run_in_pods(program: &str, socket: &str, [server, client]: [&str; 2]) -> Opti
     let program = command(program)?;
     let program = program.get_program().to_string_lossy();
     let [own, other] = HOSTS;
-    let end = |address: &str| format!("RDMA_SOFT_DEVICES=soft0,address={address} exec {program}");
+    let end = |address: &str| {
+        let devices = format!("RDMA_SOFT_DEVICES=soft0,address={address}");
+        // Processes may be slow to answer while other tests run.
+        format!("{devices} RDMA_SOFT_RETRY_TIME=60 exec {program}")
+    };
     let server = format!("{} {server}", end(own));
     let shell = two_hosts(socket, [&server, &format!("{} {client} {own}", end(other))])?;
     let output = with_library(shell).output().unwrap();
