@@ -28,7 +28,7 @@ use rdma_proto::cm::wire::Reason;
 use rdma_proto::cm::{CommId, Error as Refusal, PortSpace, ServiceId};
 use rustix::io::Errno;
 
-use self::files::{FIRST_KEY, Files, MADS};
+use self::files::{FIRST_KEY, Files, MADS, set};
 use self::gateway::Gateway;
 use self::hub::Member;
 use self::listening::Listening;
@@ -125,7 +125,9 @@ impl Engine {
         shared.retain(|(_, engine)| engine.strong_count() > 0);
         let of_device = shared.iter().filter(|(other, _)| *other == device);
         let mut engines = of_device.filter_map(|(_, engine)| engine.upgrade());
-        if let Some(engine) = engines.find(|engine| engine.check_process().is_ok()) {
+        let is_usable =
+            |engine: &Arc<Self>| engine.check_process().is_ok() && !engine.locked().closed;
+        if let Some(engine) = engines.find(is_usable) {
             return Ok(engine);
         }
         let engine = Self::open(context)?;
@@ -259,10 +261,13 @@ impl Engine {
             return Ok(file);
         }
         let (file, bell) = self.files.watch().map_err(Error::system("watch a connection"))?;
-        let file = Arc::new(file);
-        if let Some(peer) = state.peers.get_mut(&token) {
-            peer.keep_file(Arc::clone(&file), bell);
+        if state.events.iter().any(|(of, _)| *of == token) {
+            set(&bell);
         }
+        // Without a peer, nothing rings the bell again. It is readable if the end is still queued.
+        let Some(peer) = state.peers.get_mut(&token) else { return Ok(Arc::new(bell)) };
+        let file = Arc::new(file);
+        peer.keep_file(Arc::clone(&file), bell);
         Ok(file)
     }
 
@@ -272,7 +277,10 @@ impl Engine {
         let now = self.now();
         let mut state = self.locked();
         let peer = state.peers.get_mut(&token);
-        let is_sent = peer.is_some_and(|peer| peer.disconnect(now, private_data).is_ok());
+        let is_sent = peer.is_some_and(|peer| {
+            // The end of a connection that disconnects already is still to come.
+            peer.stage == peer::Stage::Disconnecting || peer.disconnect(now, private_data).is_ok()
+        });
         if !is_sent && state.place_of_end(token).is_none() {
             let end = End::Disconnected { private_data: Vec::new() };
             state.events.push_back((token, Happening::Ended(end)));
@@ -352,7 +360,10 @@ impl Engine {
         state.has_waiter = false;
         // Another thread may wait next.
         self.changed.notify_all();
-        Ok((state, ready?))
+        let mut ready = ready?;
+        // A file that became readable since then may have woken a thread that left it to this one.
+        ready.extend(self.files.wait(NOW)?);
+        Ok((state, ready))
     }
 
     /// Wakes the threads that wait.

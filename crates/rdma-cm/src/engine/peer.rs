@@ -479,6 +479,8 @@ impl Peer {
         let id = self.id;
         self.line.call(|manager| manager.ready(id, &[]))?;
         self.stage = Stage::Established;
+        // Its bell was rung for the answer. The next file becomes readable only at the end.
+        self.watched = None;
         Ok(())
     }
 

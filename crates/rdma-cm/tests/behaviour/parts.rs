@@ -95,9 +95,57 @@ fn the_file_of_a_request_is_readable_after_its_answer() {
         let (_queue_pair, id) = replied.establish().unwrap().into_parts();
         let passive = accepted.wait(LIMIT).unwrap();
         assert!(matches!(id.wait(Duration::ZERO), Err(Error::TimedOut { .. })));
+        let file = id.file().unwrap();
+        until("only the end makes the file readable", || {
+            process(&client.channel);
+            !is_readable(&file)
+        });
         drop(passive);
+        until("the end was received", || {
+            process(&client.channel);
+            is_readable(&file)
+        });
         id.wait(LIMIT).unwrap();
     }
+}
+
+#[test]
+fn the_file_of_a_request_that_was_answered_before_is_readable() {
+    for (client, server, listener) in ends() {
+        let resolved = client.channel.resolve(listener.local_address()).unwrap();
+        let connecting = resolved.connect(client.queue_pair(), b"").unwrap();
+        let request = listener.incoming(LIMIT).unwrap();
+        let _accepted = request.prepare(server.queue_pair()).unwrap().accept(b"").unwrap();
+        until("the answer was received", || {
+            process(&client.channel);
+            let mut files = [PollFd::from_borrowed_fd(client.channel.as_fd(), PollFlags::IN)];
+            poll(&mut files, Some(&Timespec::default())).unwrap() == 1
+        });
+        process(&client.channel);
+        assert!(is_readable(&connecting.file().unwrap()));
+    }
+}
+
+/// The connection has ended before `connect` returns.
+#[test]
+fn the_file_of_a_request_without_a_listener_is_readable() {
+    let client = Node::new(&open("soft0"));
+    let address = client.listen().local_address();
+    let resolved = client.channel.resolve(address).unwrap();
+    let connecting = resolved.connect(client.queue_pair(), b"").unwrap();
+    assert!(is_readable(&connecting.file().unwrap()));
+    assert!(connecting.wait(Duration::ZERO).is_err());
+}
+
+/// Later callers receive another one.
+#[test]
+fn a_closed_channel_is_shared_no_longer() {
+    let context = Host::new().node().channel.context().clone();
+    let closed = EventChannel::shared(&context).unwrap();
+    closed.close();
+    let shared = EventChannel::shared(&context).unwrap();
+    assert!(closed.next_of(|_| true, Some(Duration::ZERO)).is_err());
+    assert!(shared.next_of(|_| true, Some(Duration::ZERO)).unwrap().is_none());
 }
 
 #[test]
