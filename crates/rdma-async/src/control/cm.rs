@@ -11,8 +11,11 @@ use rdma_cm::{Connecting, ConnectionId, End, EventChannel, Replied, Step};
 use rdma_connect::cm::{self, CmClient, CmClients, MakeCmEnds};
 use rdma_connect::{CloseReason, ConnectError, Farewell};
 use rdma_qp::{Error, PreparedQueuePair, QueuePair, QueuePairBuilder};
-use tokio::io::unix::AsyncFd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::net::{ToSocketAddrs, lookup_host};
+use tokio::sync::Notify;
+use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 use tracing::field::{Empty, display};
 use tracing::{Instrument as _, Span};
@@ -28,8 +31,9 @@ use crate::driver::file::readable;
 use crate::link::Inner;
 use crate::prepared::{PreparedConnection, Room};
 
-/// The maximum number of events that a blocking thread handles at a time.
-const MANY: usize = 64;
+/// The maximum number of events that a blocking thread handles while it has the listener's lock. Each of them may create
+/// a queue pair.
+const MANY: usize = 4;
 
 impl Driver {
     /// Connects by rdma_cm to the listener at this address. Returns the connection and the other end's
@@ -149,7 +153,8 @@ impl Driver {
         .await?;
         let address = clients.address();
         let file = watch(clients.events(), address)?;
-        Ok(CmListener { clients: Arc::new(Mutex::new(clients)), file, address, options })
+        let (clients, more) = (Arc::new(Mutex::new(clients)), Arc::new(Notify::new()));
+        Ok(CmListener { clients, more, file, address, options })
     }
 }
 
@@ -197,6 +202,8 @@ impl Driver {
 /// ```
 pub struct CmListener {
     clients: Arc<Mutex<CmClients<Maker>>>,
+    /// Notified when a call leaves a client or an event to another one.
+    more: Arc<Notify>,
     file: AsyncFd<OwnedFd>,
     address: SocketAddr,
     options: ConnectionOptions,
@@ -239,8 +246,9 @@ impl CmListener {
                 keep(connection.inner(), (id, file), (address, false), &self.options);
                 return Ok((connection, user_bytes));
             }
-            let clients = Arc::clone(&self.clients);
-            let serve = move || serve(&mut clients.lock().unwrap_or_else(PoisonError::into_inner));
+            let (clients, more) = (Arc::clone(&self.clients), Arc::clone(&self.more));
+            let serve =
+                move || serve(&mut clients.lock().unwrap_or_else(PoisonError::into_inner), &more);
             if blocking(serve).await? {
                 continue;
             }
@@ -248,8 +256,9 @@ impl CmListener {
             // The readiness is cleared before events are handled, so that none is missed.
             tokio::select! {
                 ready = self.file.readable() => {
-                    ready.map_err(|error| not_watched(error, self.address))?.clear_ready();
+                    look_again(ready.map_err(|error| not_watched(error, self.address))?).await;
                 }
+                () = self.more.notified() => {}
                 () = sleep(next_end) => {}
             }
         }
@@ -259,7 +268,12 @@ impl CmListener {
         let mut clients = self.locked();
         match clients.take() {
             None => clients.take_failure().map_or(Ok(None), Err),
-            client => Ok(client),
+            client => {
+                if clients.has_news() {
+                    self.more.notify_one();
+                }
+                Ok(client)
+            }
         }
     }
 
@@ -292,17 +306,26 @@ impl fmt::Debug for CmListener {
     }
 }
 
-/// Handles events of a listener that have arrived. Returns true if there were any.
-fn serve(clients: &mut CmClients<Maker>) -> Result<bool, ConnectError> {
+/// Handles events of a listener that have arrived. Returns true if there were any, or a client waits for the program.
+///
+/// The call of `accept` that waits for this may have been dropped, so another one is notified of what is left.
+fn serve(clients: &mut CmClients<Maker>, more: &Notify) -> Result<bool, ConnectError> {
     for handled in 0..MANY {
         let now = Instant::now();
         clients.expire(now);
         let event = clients.events().next_of(|id| clients.wants(id), Some(Duration::ZERO));
         match event.map_err(|error| clients.failed(error))? {
             Some(event) => _ = clients.handle(event, now),
-            None => return Ok(handled > 0),
+            None => {
+                let has_news = clients.has_news();
+                if has_news {
+                    more.notify_one();
+                }
+                return Ok(handled > 0 || has_news);
+            }
         }
     }
+    more.notify_one();
     Ok(true)
 }
 
@@ -332,6 +355,17 @@ fn watch(file: impl AsFd, address: SocketAddr) -> Result<AsyncFd<OwnedFd>, Conne
     readable(file.as_fd()).map_err(|error| not_watched(error, address))
 }
 
+/// Clears the readiness of a file, unless the file is still readable: a call receives only a part of what has arrived, or
+/// leaves it to a thread that waits for the channel.
+async fn look_again(mut ready: AsyncFdReadyGuard<'_, OwnedFd>) {
+    let mut files = [PollFd::new(ready.get_inner(), PollFlags::IN)];
+    if poll(&mut files, Some(&Timespec::default())) == Ok(0) {
+        ready.clear_ready();
+    } else {
+        yield_now().await;
+    }
+}
+
 /// Waits for the listener's answer, and connects the queue pair.
 async fn answered(
     connecting: Connecting,
@@ -347,10 +381,10 @@ async fn answered(
         }
         let ready = file.readable().await;
         let source = |source| ConnectError::Io { tried: "waiting for an answer".into(), source };
-        let mut ready = ready.map_err(source)?;
+        let ready = ready.map_err(source)?;
         match events.next_of(|of| of == id, Some(Duration::ZERO)).map_err(&failed)? {
             Some(event) => break event,
-            None => ready.clear_ready(),
+            None => look_again(ready).await,
         }
     };
     // A device may take long to connect a queue pair.
@@ -417,10 +451,10 @@ async fn until_gone(mut guard: Guard, file: AsyncFd<OwnedFd>) {
         loop {
             tokio::task::coop::consume_budget().await;
             // This fails if the runtime is shutting down.
-            let Ok(mut ready) = file.readable().await else { return None };
+            let Ok(ready) = file.readable().await else { return None };
             match guard.end() {
                 Some(end) => return Some(end),
-                None => ready.clear_ready(),
+                None => look_again(ready).await,
             }
         }
     };

@@ -5,7 +5,9 @@ use std::net::Ipv4Addr;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rdma_async::{CloseReason, CmListener, ConnectError, Connection, TransportError};
+use rdma_async::{
+    CloseReason, CmListener, ConnectError, Connection, ConnectionOptions, TransportError,
+};
 use rdma_cm::{EventChannel, Listener};
 use rdma_mem::AccessFlags;
 use rdma_qp::CompletionQueue;
@@ -18,6 +20,11 @@ use crate::control::{HANG, Host, SHORT, run};
 
 /// Environment variable of a child process: the address of its server.
 const ADDRESS: &str = "RDMA_ASYNC_CM_CHILD";
+
+/// The options of an end, without a limit that a busy machine could exceed.
+fn patient(host: &Host) -> ConnectionOptions {
+    host.options().rendezvous_timeout(HANG)
+}
 
 /// A client and a server, and the address at which the server listens.
 struct Ends {
@@ -51,14 +58,14 @@ impl Ends {
     }
 
     async fn listen(&self) -> CmListener {
-        let options = self.server.options().user_bytes(b"welcome");
+        let options = patient(&self.server).user_bytes(b"welcome");
         self.server.driver.listen_cm(self.address.as_str(), options).await.unwrap()
     }
 
     /// Returns a connection of each end.
     async fn connect(&self) -> (Connection, Connection) {
         let listener = self.listen().await;
-        let connect = self.client.driver.connect_cm(listener.local_addr(), self.client.options());
+        let connect = self.client.driver.connect_cm(listener.local_addr(), patient(&self.client));
         let (client, server) = tokio::join!(connect, listener.accept());
         (client.unwrap().0, server.unwrap())
     }
@@ -77,7 +84,7 @@ fn ends_exchange_messages_and_user_bytes() {
     run(|| async {
         for ends in [Ends::local("soft0"), Ends::local("softib0"), Ends::hosts()] {
             let listener = ends.listen().await;
-            let options = ends.client.options().user_bytes(&[5; 52]);
+            let options = patient(&ends.client).user_bytes(&[5; 52]);
             let connect = ends.client.driver.connect_cm(listener.local_addr(), options);
             let (client, server) = tokio::join!(connect, listener.accept_with_user_bytes());
             let ((client, told), (server, said)) = (client.unwrap(), server.unwrap());
@@ -151,7 +158,7 @@ fn only_the_connection_whose_peer_is_gone_ends() {
             let mut pairs = Vec::new();
             for _ in 0..4 {
                 let connect =
-                    ends.client.driver.connect_cm(listener.local_addr(), ends.client.options());
+                    ends.client.driver.connect_cm(listener.local_addr(), patient(&ends.client));
                 let (client, server) = tokio::join!(connect, listener.accept());
                 pairs.push((client.unwrap().0, server.unwrap()));
             }
@@ -175,7 +182,7 @@ fn a_killed_process_is_detected() {
             let address = address.clone();
             async move {
                 let host = Host::new("soft0");
-                let connected = host.driver.connect_cm(address, host.options()).await;
+                let connected = host.driver.connect_cm(address, patient(&host)).await;
                 let never = connected.unwrap().0.receive_imm().await;
                 panic!("it was not killed: {never:?}");
             }
@@ -201,7 +208,7 @@ fn a_killed_process_is_detected() {
 fn errors_of_a_client_name_their_cause() {
     run(|| async {
         for ends in Ends::both() {
-            let (driver, options) = (&ends.client.driver, || ends.client.options());
+            let (driver, options) = (&ends.client.driver, || patient(&ends.client));
             let listener = ends.listen().await;
             let address = listener.local_addr();
             let slow = options().rendezvous_timeout(SHORT);
@@ -210,7 +217,7 @@ fn errors_of_a_client_name_their_cause() {
             let error = driver.connect_cm(address, options().user_bytes(&[1; 53])).await;
             let error = error.unwrap_err();
             assert!(matches!(error, ConnectError::UserBytesTooLong { most: 52, .. }), "{error}");
-            let error = ends.server.driver.listen_cm(address, ends.server.options()).await;
+            let error = ends.server.driver.listen_cm(address, patient(&ends.server)).await;
             let error = error.unwrap_err();
             assert!(matches!(error, ConnectError::Io { .. }), "{error}");
             let free = ends.listen().await;
@@ -232,11 +239,11 @@ fn a_dropped_future_cancels_the_request() {
         for ends in Ends::both() {
             let listener = ends.listen().await;
             let address = listener.local_addr();
-            let connect = ends.client.driver.connect_cm(address, ends.client.options());
+            let connect = ends.client.driver.connect_cm(address, patient(&ends.client));
             assert!(timeout(SHORT, connect).await.is_err());
             // A dropped `accept` loses no client either.
             assert!(timeout(SHORT, listener.accept()).await.is_err());
-            let connect = ends.client.driver.connect_cm(address, ends.client.options());
+            let connect = ends.client.driver.connect_cm(address, patient(&ends.client));
             let accept = async {
                 loop {
                     if let Ok(accepted) = timeout(SHORT, listener.accept()).await {
@@ -258,7 +265,7 @@ fn many_clients_connect_at_a_time() {
             let address = listener.local_addr();
             let clients: Vec<_> = (0..30)
                 .map(|_| {
-                    let (driver, options) = (ends.client.driver.clone(), ends.client.options());
+                    let (driver, options) = (ends.client.driver.clone(), patient(&ends.client));
                     tokio::spawn(async move { driver.connect_cm(address, options).await })
                 })
                 .collect();
@@ -271,6 +278,68 @@ fn many_clients_connect_at_a_time() {
                 let is_peer = |server: &&Connection| server.peer().unwrap().qpn == client.qpn();
                 let server = servers.iter().find(is_peer).unwrap();
                 talk((&ends.client, &client), (&ends.server, server)).await;
+            }
+        }
+    });
+}
+
+/// A call may handle the events of a client that another call returns.
+#[test]
+fn concurrent_accepts_lose_no_client() {
+    run(|| async {
+        for ends in Ends::both() {
+            let listener = ends.listen().await;
+            let (driver, address) = (&ends.client.driver, listener.local_addr());
+            let connect = || driver.connect_cm(address, patient(&ends.client));
+            for _ in 0..30 {
+                let all = async {
+                    tokio::join!(connect(), connect(), listener.accept(), listener.accept())
+                };
+                let (one, other, first, second) = timeout(HANG, all).await.unwrap();
+                let clients = [one.unwrap().0, other.unwrap().0];
+                for server in [first.unwrap(), second.unwrap()] {
+                    let peer = server.peer().unwrap().qpn;
+                    assert!(clients.iter().any(|client| client.qpn() == peer));
+                }
+            }
+        }
+    });
+}
+
+/// A dropped call may have handled the events of clients for which the other call waits.
+#[test]
+fn a_dropped_accept_leaves_its_clients_to_another() {
+    run(|| async {
+        for ends in Ends::both() {
+            let listener = ends.listen().await;
+            let (driver, address) = (&ends.client.driver, listener.local_addr());
+            for turns in 0..30 {
+                let connect = driver.connect_cm(address, patient(&ends.client));
+                let accept = async {
+                    let gives_up = async {
+                        for _ in 0..turns {
+                            tokio::task::yield_now().await;
+                        }
+                        None
+                    };
+                    let dropped = async {
+                        tokio::select! {
+                            accepted = listener.accept() => Some(accepted),
+                            nothing = gives_up => nothing,
+                        }
+                    };
+                    let mut kept = Box::pin(listener.accept());
+                    let either = async {
+                        tokio::select! {
+                            Some(accepted) = dropped => accepted,
+                            accepted = &mut kept => accepted,
+                        }
+                    };
+                    either.await.unwrap()
+                };
+                let both = async { tokio::join!(connect, accept) };
+                let (client, server) = timeout(HANG, both).await.unwrap();
+                assert_eq!(server.peer().unwrap().qpn, client.unwrap().0.qpn());
             }
         }
     });
@@ -295,7 +364,7 @@ fn a_connection_leads_to_a_plain_listener() {
                 let connection = accepting.accept(b"welcome").unwrap().wait(HANG).unwrap();
                 connection.disconnect(b"").unwrap().wait(HANG).unwrap();
             });
-            let options = ends.client.options().user_bytes(b"hello");
+            let options = patient(&ends.client).user_bytes(b"hello");
             let (connection, told) = ends.client.driver.connect_cm(address, options).await.unwrap();
             assert_eq!((told.len(), &told[..8]), (196, &b"welcome\0"[..]));
             let waits = timeout(HANG, connection.receive_imm()).await.unwrap();
