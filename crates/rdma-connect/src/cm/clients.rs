@@ -196,8 +196,13 @@ impl<M: MakeCmEnds> CmClients<M> {
     /// Returns the time until a client's limit expires, or [`Duration::MAX`].
     #[must_use]
     pub fn next_end(&self, now: Instant) -> Duration {
-        let first = self.half_open.first_key_value();
-        first.map_or(Duration::MAX, |(_, client)| self.until(client).left(now))
+        self.oldest().map_or(Duration::MAX, |(_, client)| self.until(client).left(now))
+    }
+
+    /// Returns the half-open client whose limit expires first. The order of the IDs differs from that of the requests.
+    fn oldest(&self) -> Option<(IdToken, &HalfOpen<M::Rest>)> {
+        let clients = self.half_open.iter().map(|(&id, client)| (id, client));
+        clients.min_by_key(|(_, client)| client.since)
     }
 
     fn until(&self, client: &HalfOpen<M::Rest>) -> Until {
@@ -234,7 +239,7 @@ impl<M: MakeCmEnds> CmClients<M> {
 
     /// Drops the clients that have not confirmed in time.
     pub fn expire(&mut self, now: Instant) {
-        while let Some((&id, client)) = self.half_open.first_key_value()
+        while let Some((id, client)) = self.oldest()
             && self.until(client).is_over(now)
         {
             let limit = self.limit;
