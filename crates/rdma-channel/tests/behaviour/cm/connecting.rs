@@ -113,7 +113,7 @@ fn a_port_without_a_listener_is_reported() {
             let mut other = other;
             other.incoming(Some(LATER)).map(drop)
         });
-        let error = Channel::connect_cm(address, &ends.client).unwrap_err();
+        let error = Ends::builder(&ends.client).connect_cm(address).unwrap_err();
         let ConnectError::NobodyListens { tried } = &error else { panic!("{error}") };
         assert_eq!((&**tried, error.recovery()), (&[address][..], Recovery::Retry));
         drop(answering);
@@ -215,12 +215,13 @@ fn messages_pass_over_a_channel_by_rdma_cm() {
     must_end(|| {
         let pd = open("soft0").allocate_pd().unwrap();
         let (pool, options) = (BufferPool::new(&pd), Options::default());
-        let mut listener = pd.create_channel().fit(&options).listen_cm("localhost:0").unwrap();
+        let builder = pd.create_channel().fit(&options).rendezvous_timeout(LATER);
+        let mut listener = builder.listen_cm("localhost:0").unwrap();
         let address = listener.local_addr();
         let client = thread::spawn({
             let (pd, pool) = (pd.clone(), pool.clone());
             move || {
-                let builder = pd.create_channel().fit(&options);
+                let builder = pd.create_channel().fit(&options).rendezvous_timeout(LATER);
                 let (channel, _) = builder.connect_cm(address).unwrap();
                 let messages = Messages::new(channel, &pool, options).unwrap();
                 assert_eq!(messages.peer_addr().unwrap(), address);

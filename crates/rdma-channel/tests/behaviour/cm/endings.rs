@@ -113,7 +113,7 @@ fn only_the_channel_whose_peer_is_gone_ends() {
 fn a_killed_process_is_detected() {
     if let Ok(address) = env::var(ADDRESS) {
         let pd = open("soft0").allocate_pd().unwrap();
-        let mut channel = Channel::connect_cm(address, &pd).unwrap();
+        let mut channel = Ends::builder(&pd).connect_cm(address).unwrap().0;
         channel.send(SendWorkRequest::only_immediate(8)).unwrap();
         let never = channel.receive(ROOM);
         panic!("it was not killed: {never:?}");

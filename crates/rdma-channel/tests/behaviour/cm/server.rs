@@ -135,7 +135,7 @@ fn clients_are_notified_when_the_server_ends() {
 fn a_client_whose_process_is_killed_leaves() {
     if let Ok(address) = env::var(ADDRESS) {
         let pd = open("soft0").allocate_pd().unwrap();
-        let mut channel = Channel::connect_cm(address, &pd).unwrap();
+        let mut channel = Ends::builder(&pd).connect_cm(address).unwrap().0;
         channel.send(SendWorkRequest::only_immediate(8)).unwrap();
         let never = channel.receive(ROOM);
         panic!("it was not killed: {never:?}");
