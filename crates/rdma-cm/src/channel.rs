@@ -66,7 +66,8 @@ impl EventChannel {
     }
 
     /// Returns the channel that all callers of this function in the process share for this device. Opens it if no caller
-    /// has it, or if it was closed. Each caller receives the events of its own connections with [`next_of`](Self::next_of) and `wait`.
+    /// has it, or if it was closed. Each caller receives the events of its own connections with
+    /// [`next_of`](Self::next_of) and `wait`.
     ///
     /// # Errors
     /// Same errors as [`open`](Self::open).
