@@ -135,6 +135,20 @@ impl<'a, T: Pod> Run<'a, T> {
         &self.scratch
     }
 
+    /// Returns the message that is sent before a peer has a landing for long pieces.
+    pub(crate) fn question(&self) -> [u8; Call::BYTES] {
+        let mut header = self.call.to_bytes();
+        header[Call::FORM_BYTE] = Form::Asked as u8;
+        header
+    }
+
+    /// Checks the call of a message that is received later.
+    pub(crate) fn check_call(&self, message: &[u8]) -> Result<(), Mismatch> {
+        let short = Mismatch::Length { found: message.len(), expected: Call::BYTES };
+        let (call, _) = Call::split(message).ok_or(short)?;
+        if call == self.call { Ok(()) } else { Err(Mismatch::Call(call)) }
+    }
+
     /// Lends the memory of a part if it is registered in this domain, with the range of the part in bytes.
     pub(crate) fn lend(
         &mut self,
@@ -149,7 +163,7 @@ impl<'a, T: Pod> Run<'a, T> {
         self.buffer.restore(memory);
     }
 
-    /// Processes the message that [`next`](Self::next) has requested. `written` copies bytes that the peer has written,
+    /// Processes the message that [`next`](Self::next) has requested. If it has no data yet, the run requests another one. `written` copies bytes that the peer has written,
     /// from an offset of the piece.
     pub(crate) fn received(
         &mut self,
@@ -164,6 +178,10 @@ impl<'a, T: Pod> Run<'a, T> {
             .ok_or(Mismatch::Length { found: message.len(), expected: expected + Call::BYTES })?;
         if call != self.call {
             return Err(Mismatch::Call(call));
+        }
+        if Form::of(message) == Form::Asked {
+            // The message with the data follows.
+            return Ok(());
         }
         let is_written = Form::of(message) == Form::Long;
         let found = match data.first_chunk() {

@@ -34,6 +34,10 @@ pub(crate) const PANICKED: &str = "its function panicked";
 /// The length of the registered memory to which long pieces of ordinary memory are copied. It fits in the caches.
 pub(crate) const STAGED_BYTES: usize = 32 << 10;
 
+/// The maximum number of messages of a peer that are received before the run needs them. A rank whose program is correct
+/// sends a few.
+pub(crate) const MOST_EARLY: usize = 64;
+
 /// All ranks of the launcher, and the connections of this one.
 pub(crate) struct World {
     pub(crate) ranks: Ranks,
@@ -244,8 +248,16 @@ impl World {
             match peer.lane.next_target(length) {
                 Some(target) => break target,
                 None => {
+                    if peer.lane.asks() {
+                        self.send(rank, &peer.messages, &run.question(), until)?;
+                    }
                     let message = self.next_message(rank, peer, until)?;
                     if !peer.lane.process(&message) {
+                        run.check_call(&message)
+                            .map_err(|it| self.ranks.mismatch(rank, run, it))?;
+                        if peer.early.len() >= MOST_EARLY {
+                            return Err(Failure::Lost(rank));
+                        }
                         peer.early.push_back(message);
                     }
                 }
@@ -480,8 +492,10 @@ fn at(peers: &mut [Option<Peer>], rank: usize) -> Result<&mut Peer, Failure> {
 /// because both ends of a connection may send first.
 pub(crate) fn options() -> Options {
     // A frame begins with a header of less than 64 bytes.
-    let frame = u32::try_from(MESSAGE_BYTES).unwrap_or(u32::MAX).saturating_add(64);
-    Options::new().receives(8).sends(8).frame_bytes(frame).window_bytes(8 * frame).offer_bytes(0)
+    let longest = u32::try_from(MESSAGE_BYTES).unwrap_or(u32::MAX);
+    let frame = longest.saturating_add(64);
+    let options = Options::new().receives(8).sends(8).frame_bytes(frame).window_bytes(8 * frame);
+    options.offer_bytes(0).fetch_bytes(0).max_message(longest)
 }
 
 fn builder<'a>(pd: &'a ProtectionDomain, options: &Options) -> RendezvousBuilder<'a> {

@@ -28,7 +28,7 @@ use crate::error::Error;
 use crate::run::{Next, Run};
 use crate::world::lane::Lane;
 use crate::world::ranks::{CHECK, Failure, Probes, Ranks, is_refusal};
-use crate::world::{PANICKED, STAGED_BYTES, options};
+use crate::world::{MOST_EARLY, PANICKED, STAGED_BYTES, options};
 
 /// All ranks of the launcher, and the connections of this one.
 pub(super) struct World {
@@ -324,8 +324,16 @@ impl World {
             match peer.lane.next_target(length) {
                 Some(target) => break target,
                 None => {
+                    if peer.lane.asks() {
+                        self.send(rank, &peer.messages, &run.question(), until).await?;
+                    }
                     let message = self.next_message(rank, peer, until).await?;
                     if !peer.lane.process(&message) {
+                        run.check_call(&message)
+                            .map_err(|it| self.ranks.mismatch(rank, run, it))?;
+                        if peer.early.len() >= MOST_EARLY {
+                            return Err(Failure::Lost(rank));
+                        }
                         peer.early.push_back(message);
                     }
                 }

@@ -33,13 +33,13 @@ impl<T: Pod> Deref for Buffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        bytemuck::cast_slice(self.bytes.as_slice())
+        self.bytes.as_slice()
     }
 }
 
 impl<T: Pod> DerefMut for Buffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        bytemuck::cast_slice_mut(self.bytes.as_mut_slice())
+        self.bytes.as_mut_slice()
     }
 }
 
@@ -69,12 +69,13 @@ impl Registered {
         Ok(())
     }
 
-    fn as_slice(&self) -> &[u8] {
-        self.memory.as_deref().unwrap_or_default()
+    fn as_slice<T: Pod>(&self) -> &[T] {
+        // An empty slice of bytes may not be aligned.
+        self.memory.as_deref().map(bytemuck::cast_slice).unwrap_or_default()
     }
 
-    fn as_mut_slice(&mut self) -> &mut [u8] {
-        self.memory.as_deref_mut().unwrap_or_default()
+    fn as_mut_slice<T: Pod>(&mut self) -> &mut [T] {
+        self.memory.as_deref_mut().map(bytemuck::cast_slice_mut).unwrap_or_default()
     }
 
     /// Returns true if the memory is of this domain.
@@ -117,14 +118,14 @@ impl<'a, T: Pod> Elements<'a, T> {
     pub(crate) fn as_slice(&self) -> &[T] {
         match self {
             Self::Slice(slice) => slice,
-            Self::Registered(memory) => bytemuck::cast_slice(memory.0.as_slice()),
+            Self::Registered(memory) => memory.0.as_slice(),
         }
     }
 
     pub(crate) fn as_mut_slice(&mut self) -> &mut [T] {
         match self {
             Self::Slice(slice) => slice,
-            Self::Registered(memory) => bytemuck::cast_slice_mut(memory.0.as_mut_slice()),
+            Self::Registered(memory) => memory.0.as_mut_slice(),
         }
     }
 

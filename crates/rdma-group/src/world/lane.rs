@@ -5,6 +5,8 @@
 //! bytes have arrived before the message. The receiver copies the piece and sends a message that grants the slot again.
 //! A landing belongs to one connection, and no program sees it. So a WRITE that arrives late harms nothing.
 
+use std::mem;
+
 use rdma_mem::{AccessFlags, Error, ProtectionDomain, RemoteMemoryRegion, SharedRegion};
 
 use crate::call::Call;
@@ -25,9 +27,11 @@ pub(crate) enum Form {
     Granted,
     /// The address of the landing.
     Landing,
+    /// A call whose sender waits for the landing.
+    Asked,
 }
 
-const FORMS: [Form; 4] = [Form::Short, Form::Long, Form::Granted, Form::Landing];
+const FORMS: [Form; 5] = [Form::Short, Form::Long, Form::Granted, Form::Landing, Form::Asked];
 
 impl Form {
     /// Returns the form of a message. A message that is too short for a form is short for its call, too.
@@ -52,6 +56,8 @@ pub(crate) struct Lane {
     received: usize,
     /// The landing of the peer.
     target: Option<RemoteMemoryRegion>,
+    /// Whether a call was sent because the peer has no landing yet.
+    has_asked: bool,
     /// The number of pieces that were sent, and of those whose slots are free again.
     sent: usize,
     granted: usize,
@@ -77,6 +83,12 @@ impl Lane {
         message
     }
 
+    /// Returns true once, if the peer has no landing yet. The sender then sends its call, because the peer may have made
+    /// another call, which opens no landing.
+    pub(crate) const fn asks(&mut self) -> bool {
+        self.target.is_none() && !mem::replace(&mut self.has_asked, true)
+    }
+
     /// Processes a message without a call. Returns false if it is another message.
     pub(crate) fn process(&mut self, message: &[u8]) -> bool {
         match Form::of(message) {
@@ -85,7 +97,7 @@ impl Lane {
                 let bytes = message.get(Call::FORM_BYTE + 1..).map(TryInto::try_into);
                 self.target = bytes.and_then(Result::ok).map(RemoteMemoryRegion::from_bytes);
             }
-            Form::Short | Form::Long => return false,
+            Form::Short | Form::Long | Form::Asked => return false,
         }
         true
     }

@@ -129,6 +129,18 @@ fn a_dropped_call_is_named_on_all_others() {
 }
 
 #[test]
+fn a_long_call_and_a_barrier_are_a_mismatch_on_both_asynchronous_ranks() {
+    let long = |group: &mut aio::Group| {
+        let error = match group.rank() {
+            0 => text(wait(async { group.broadcast(0, &mut vec![0_u8; 1 << 20]).await })),
+            _ => text(wait(async { group.barrier().await })),
+        };
+        assert!(error.contains(" called "), "{error}");
+    };
+    mixed(2, |_| true, |_| unreachable!(), long);
+}
+
+#[test]
 fn another_process_can_join_after_a_join_was_dropped() {
     let (pd, master) = (domain(), free_address());
     let builder = |rank| Group::builder(&pd, rank, 2, &master).join_limit(LIMIT);

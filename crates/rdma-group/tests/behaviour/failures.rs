@@ -242,6 +242,7 @@ fn a_failure_is_noticed_by_a_rank_that_sends() {
     let noticed = Barrier::new(2);
     threads(3, |group| {
         let mut first = group.split(u64::from(group.rank() == 2), 0).unwrap();
+        let mut last = group.split(u64::from(group.rank() == 0), 0).unwrap();
         match group.rank() {
             0 => {
                 let error = text(first.broadcast(0, &mut vec![0_u8; 1 << 20]));
@@ -249,10 +250,37 @@ fn a_failure_is_noticed_by_a_rank_that_sends() {
                 assert!(error.starts_with("rank 2 on ") && error.contains(" called "), "{error}");
             }
             1 => {
-                group.broadcast(1, &mut [0_u8]).unwrap();
+                last.broadcast(0, &mut [0_u8]).unwrap();
                 noticed.wait();
             }
-            _ => assert!(matches!(group.barrier(), Err(Error::Mismatch { rank: 1, .. }))),
+            _ => assert!(matches!(last.barrier(), Err(Error::Mismatch { rank: 1, .. }))),
         }
+    });
+}
+
+/// Rank 0 waits for the landing of rank 1, which makes another call that opens none.
+#[test]
+fn a_long_call_and_another_call_are_a_mismatch_on_both_ranks() {
+    for other in 0..3 {
+        threads(2, |group| {
+            let error = match (group.rank(), other) {
+                (0, _) => text(group.broadcast(0, &mut vec![0_u8; 1 << 20])),
+                (_, 0) => text(group.broadcast(0, &mut [0_u8; 1 << 10])),
+                (_, 1) => text(group.broadcast(1, &mut vec![0_u8; 1 << 20])),
+                _ => text(group.barrier()),
+            };
+            assert!(error.contains(" called "), "{error}");
+        });
+    }
+}
+
+#[test]
+fn an_empty_buffer_takes_part_in_collectives() {
+    threads(2, |group| {
+        let mut buffer = group.buffer::<f64>(0).unwrap();
+        assert!(buffer.is_empty());
+        group.broadcast(0, &mut buffer).unwrap();
+        group.all_reduce(&mut buffer, Reduction::Sum).unwrap();
+        assert!(buffer.is_empty());
     });
 }
