@@ -260,14 +260,17 @@ fn finish<T>(
         let result = poll(protocol, ticket, &mut None);
         result.map(|result| (result, protocol.owes_count()))
     };
-    let result = session.wait_until(deadline, poll);
-    if result.is_err() {
+    let (result, owes_count) = session.wait_until(deadline, poll).or_else(|unfinished| {
         session.with(|state| {
+            // Another thread may have made progress after the limit.
+            if let Poll::Ready(result) = poll(state) {
+                return Ok(result);
+            }
             state.protocol.abandon(ticket);
             state.must_wake = true;
-        });
-    }
-    let (result, owes_count) = result?;
+            Err(unfinished)
+        })
+    })?;
     if owes_count {
         count_fetched(session);
     }

@@ -77,7 +77,8 @@ impl Messages {
         part: Range<usize>,
         target: RemoteMemoryRegion,
     ) -> Writing<'_> {
-        assert!(part.end <= buffer.len() && part.len() == target.length(), "{part:?}, {target:?}");
+        let is_within = part.start <= part.end && part.end <= buffer.len();
+        assert!(is_within && part.len() == target.length(), "{part:?}, {target:?}");
         Writing { session: &self.session, buffer: Some(buffer), part, target, is_over: false }
     }
 }
@@ -98,8 +99,12 @@ impl Writing<'_> {
         session
             .wait_until(&mut deadline, |state| state.requests.poll_write(buffer, part, *target))?;
         if buffer.take().is_none() {
-            let written =
-                session.wait_until(&mut deadline, |state| state.requests.poll_written())?;
+            let written = session.wait_until(&mut deadline, |state| {
+                let written = state.requests.poll_written();
+                // Another thread may wait to post a WRITE.
+                state.must_wake |= written.is_ready();
+                written
+            })?;
             self.is_over = true;
             if let Some(buffer) = written {
                 return Ok(buffer);
@@ -116,7 +121,10 @@ impl Writing<'_> {
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
         if self.buffer.is_none() && !self.is_over && self.session.is_of_this_process() {
-            self.session.with(|state| state.requests.abandon_write());
+            self.session.with(|state| {
+                state.requests.abandon_write();
+                state.must_wake = true;
+            });
         }
     }
 }
