@@ -208,7 +208,7 @@ impl Mailbox {
         if !self.operations.has_sending() {
             return Poll::Ready(Ok(()));
         }
-        // These tasks are woken when an operation completes.
+        // These tasks are woken when an operation completes, or the last bytes of a call are sent.
         self.starters.wait(waiting, waker);
         Poll::Pending
     }
@@ -373,6 +373,13 @@ impl Mailbox {
         requests.end_lease(operation);
     }
 
+    /// Wakes the tasks that flush if the last bytes of all operations were sent. A call completes only with its reply.
+    fn wake_flushed(&mut self, woken: &mut Vec<Waker>) {
+        if !self.operations.has_sending() {
+            self.starters.wake(woken);
+        }
+    }
+
     fn set_end(&mut self, error: Option<ConnectionError>, woken: &mut Vec<Waker>) {
         self.end.set(error);
         for tasks in [&mut self.receivers, &mut self.starters, &mut self.enders] {
@@ -515,8 +522,16 @@ impl<R: LongRequests> Protocol<R> for Mailbox {
                     _ => 0,
                 });
                 spent.into_iter().for_each(|memory| requests.free(memory));
+                if let Payload::Message { operation, at: 0, .. } = *payload {
+                    // A message that is posted has begun.
+                    woken.extend(self.operations.take_waker(operation));
+                }
+                self.wake_flushed(woken);
             }
-            Output::Lend { operation, .. } => self.lend(operation, requests),
+            Output::Lend { operation, .. } => {
+                self.lend(operation, requests);
+                self.wake_flushed(woken);
+            }
             Output::Fetch { message, source, length } => {
                 requests.fetch(message, source, length);
             }

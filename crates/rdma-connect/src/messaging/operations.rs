@@ -150,6 +150,11 @@ impl Operations {
         self.at(ticket).map(|pending| pending.operation)
     }
 
+    /// Takes the task that waits for an operation.
+    pub(super) fn take_waker(&mut self, operation: Operation) -> Option<Waker> {
+        self.of(operation).and_then(|(_, pending)| pending.waker.take())
+    }
+
     /// Stops counting the memory that a message was copied to.
     pub(super) fn unstage(&mut self, operation: Operation) {
         let staged = self.of(operation).map_or(0, |(_, pending)| mem::take(&mut pending.staged));
