@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use rdma_channel::{Channel, CloseReason, Operation, TransportError};
+use rdma_channel::{CloseReason, Operation, TransportError};
 use rdma_qp::SendWorkRequest;
 use rustix::event::{PollFd, PollFlags, poll};
 

@@ -6,8 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use rdma_channel::{
-    Channel, CloseReason, ConnectError, LeftReason, Operation, PeerId, Server, ServerEvent,
-    prelude::*,
+    CloseReason, ConnectError, LeftReason, Operation, PeerId, Server, ServerEvent, prelude::*,
 };
 use rdma_qp::SendWorkRequest;
 
