@@ -6,10 +6,13 @@ mod run;
 mod supply;
 
 use std::fmt;
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use rdma_connect::ConnectError;
 use rdma_connect::messaging::{
@@ -21,6 +24,8 @@ use rdma_message::ConnectionError;
 #[cfg(feature = "serde")]
 use serde::Serialize;
 use tokio::net::ToSocketAddrs;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 use tokio::task::coop::consume_budget;
 
 use self::incoming::Message;
@@ -80,6 +85,8 @@ use crate::region::probe;
 /// ```
 pub struct Messages {
     session: Arc<Session<Mailbox>>,
+    /// Permits the WRITEs. The send queue has room for one besides the frames.
+    writes: Arc<Semaphore>,
 }
 
 impl Messages {
@@ -114,7 +121,8 @@ impl Messages {
         let limits = message_limits(options, has_windows, pool.as_blocking());
         let machine = rdma_message::Messages::new(&limits).map_err(io::Error::other)?;
         let mailbox = Mailbox::new(machine, pool.clone(), limits);
-        Ok(Self { session: Session::new(connection, slots, mailbox, linger) })
+        let session = Session::new(connection, slots, mailbox, linger);
+        Ok(Self { session, writes: Arc::new(Semaphore::new(1)) })
     }
 
     /// Sends the first frame.
@@ -198,6 +206,8 @@ impl Messages {
     /// Writes a part of a buffer to memory of the peer, whose program has described the memory in a message. Ready with the
     /// buffer when the peer's device has all bytes.
     ///
+    /// One WRITE is in flight at a time, and further ones wait for it.
+    ///
     /// The peer is not notified. When it receives a message that was sent after the WRITE, the bytes have arrived. If the
     /// future is dropped after its first poll, the WRITE continues.
     ///
@@ -212,10 +222,17 @@ impl Messages {
         part: Range<usize>,
         target: RemoteMemoryRegion,
     ) -> Result<Buffer, MessageError> {
-        assert!(part.end <= buffer.len() && part.len() == target.length(), "{part:?}, {target:?}");
-        let written = self.session.connection().write(buffer.slice(part), target).await;
-        let lost = |_| MessageError::Ended(ConnectionError::Lost);
-        written.map(BufferSlice::into_inner).map_err(lost)
+        let is_within = part.start <= part.end && part.end <= buffer.len();
+        assert!(is_within && part.len() == target.length(), "{part:?}, {target:?}");
+        let (connection, writes) = (self.session.connection().clone(), Arc::clone(&self.writes));
+        let writing = async move {
+            // The permit is released after the request has left the queue.
+            let _permit = writes.acquire_owned().await.ok();
+            let written = connection.write(buffer.slice(part), target).await;
+            let lost = |_| MessageError::Ended(ConnectionError::Lost);
+            written.map(BufferSlice::into_inner).map_err(lost)
+        };
+        Continued { runtime: Handle::try_current().ok(), future: Some(Box::pin(writing)) }.await
     }
 
     /// Encodes a value in the format of [`ValueExt`](crate::ValueExt), and [sends](Self::send) it. The peer decodes it
@@ -298,6 +315,32 @@ impl Messages {
     /// `Unsupported` if the connection was not made by address.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.session.peer_addr()
+    }
+}
+
+/// The future of a WRITE. If it is dropped early, it continues in another task.
+struct Continued<T: Send + 'static> {
+    runtime: Option<Handle>,
+    /// `None` once it is over.
+    future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
+}
+
+impl<T: Send + 'static> Future for Continued<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let Some(future) = &mut self.future else { unreachable!("polled after it was ready") };
+        let output = ready!(future.as_mut().poll(cx));
+        self.future = None;
+        Poll::Ready(output)
+    }
+}
+
+impl<T: Send + 'static> Drop for Continued<T> {
+    fn drop(&mut self) {
+        if let (Some(runtime), Some(future)) = (&self.runtime, self.future.take()) {
+            drop(runtime.spawn(future));
+        }
     }
 }
 

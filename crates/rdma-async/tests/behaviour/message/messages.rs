@@ -9,6 +9,7 @@ use rdma_async::message::{
     ConnectionError, MessageError, Messages, OperationError, Options, SendError,
 };
 use rdma_async::{Endpoint, Pool};
+use rdma_mem::AccessFlags;
 use rdma_qp::prelude::*;
 use tokio::task::JoinSet;
 
@@ -82,6 +83,39 @@ fn many_sends_may_be_outstanding_and_keep_their_order() {
             });
         }
     }
+}
+
+/// The send queue has room for one WRITE besides the frames.
+#[test]
+fn many_writes_leave_room_for_messages() {
+    run(|| async {
+        let endpoint = endpoint(DEVICES[0]);
+        let (client, server) = messages(&endpoint, short()).await;
+        let access = AccessFlags::new().with_local_write().with_remote_write();
+        let landing = endpoint.pd().allocate_shared_region(1 << 16, access).unwrap();
+        let target = landing.remote();
+        let client = Arc::new(client);
+        let mut writes = JoinSet::new();
+        for number in 0..40 {
+            let (client, buffer) = (Arc::clone(&client), endpoint.allocate(1 << 16).await.unwrap());
+            writes.spawn(async move {
+                let mut write = pin!(client.write(buffer, 0..1 << 16, target));
+                // Every other future is dropped after its first poll, and its WRITE continues.
+                if poll_once(&mut write).is_pending() && number % 2 == 0 {
+                    write.await.unwrap();
+                }
+            });
+        }
+        for length in 0..20 {
+            client.send(&message(length)).await.unwrap();
+            assert_eq!(server.receive().await.unwrap().unwrap().len(), length);
+        }
+        while let Some(written) = writes.join_next().await {
+            written.unwrap();
+        }
+        client.send(&message(9)).await.unwrap();
+        assert_eq!(server.receive().await.unwrap().unwrap().len(), 9);
+    });
 }
 
 #[test]
