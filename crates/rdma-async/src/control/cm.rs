@@ -355,7 +355,7 @@ fn watch(file: impl AsFd, address: SocketAddr) -> Result<AsyncFd<OwnedFd>, Conne
     readable(file.as_fd()).map_err(|error| not_watched(error, address))
 }
 
-/// Clears the readiness of a file, unless the file is still readable: a call receives only a part of what has arrived, or
+/// Clears the readiness of a file, unless the file is still readable. A call receives only a part of what has arrived, or
 /// leaves it to a thread that waits for the channel.
 async fn look_again(mut ready: AsyncFdReadyGuard<'_, OwnedFd>) {
     let mut files = [PollFd::new(ready.get_inner(), PollFlags::IN)];

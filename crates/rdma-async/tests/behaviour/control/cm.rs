@@ -306,7 +306,7 @@ fn concurrent_accepts_lose_no_client() {
     });
 }
 
-/// A dropped call may have handled the events of clients for which the other call waits.
+/// A dropped call may have handled the events of the other call's clients.
 #[test]
 fn a_dropped_accept_leaves_its_clients_to_another() {
     run(|| async {
