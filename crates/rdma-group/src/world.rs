@@ -450,17 +450,16 @@ impl World {
             Err(ConnectError::Timeout { .. }) => return Ok(()),
             Err(error) => return Err(Failure::Connect(awaited, error)),
         };
-        let Some(peer) = self.ranks.peer_of(client.user_bytes()) else {
-            client.reject("this is a rank of a group, and the client is not of this group");
-            return Ok(());
-        };
-        let Some(place @ None) = peers.get_mut(peer) else {
-            client.reject("this rank is connected already");
-            return Ok(());
+        let peer = match self.ranks.admit(client.user_bytes(), peers) {
+            Ok(peer) => peer,
+            Err(why) => {
+                client.reject(why);
+                return Ok(());
+            }
         };
         // A client that has gone is not lost yet: its end is noticed elsewhere.
         if let Ok(channel) = client.accept(&self.ranks.answer(peer)) {
-            *place = Some(self.start(channel, peer)?);
+            peers[peer] = Some(self.start(channel, peer)?);
         }
         Ok(())
     }

@@ -423,17 +423,16 @@ impl World {
 
     /// Accepts a client if it is a lower rank. It may be another one than the one that this rank waits for.
     async fn accept(&self, client: Incoming, peers: &mut [Option<Peer>]) -> Result<(), Failure> {
-        let Some(peer) = self.ranks.peer_of(client.user_bytes()) else {
-            client.reject("this is a rank of a group, and the client is not of this group");
-            return Ok(());
-        };
-        let Some(place @ None) = peers.get_mut(peer) else {
-            client.reject("this rank is connected already");
-            return Ok(());
+        let peer = match self.ranks.admit(client.user_bytes(), peers) {
+            Ok(peer) => peer,
+            Err(why) => {
+                client.reject(why);
+                return Ok(());
+            }
         };
         // A client that has gone is not lost yet: its end is noticed elsewhere.
         if let Ok(connection) = client.accept(&self.ranks.answer(peer)) {
-            *place = Some(self.start(connection, peer).await?);
+            peers[peer] = Some(self.start(connection, peer).await?);
         }
         Ok(())
     }

@@ -163,6 +163,20 @@ impl Ranks {
         (rank < self.own && self.is_answer(proof, rank)).then_some(rank)
     }
 
+    /// Returns the rank of a client with this greeting. Fails with the reason for a client that is none, or whose place
+    /// among `peers` is taken.
+    pub(crate) fn admit<P>(
+        &self,
+        greeting: &[u8],
+        peers: &[Option<P>],
+    ) -> Result<usize, &'static str> {
+        match self.peer_of(greeting).map(|peer| (peer, peers.get(peer))) {
+            None => Err("this is a rank of a group, and the client is not of this group"),
+            Some((peer, Some(None))) => Ok(peer),
+            Some(_) => Err("this rank is connected already"),
+        }
+    }
+
     /// Fails if another rank has closed the group, or the limit has passed.
     pub(crate) fn check(&mut self, awaited: usize, until: Instant) -> Result<(), Failure> {
         match self.star.check() {

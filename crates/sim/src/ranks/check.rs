@@ -32,7 +32,7 @@ pub fn check_many(seed: u64, groups: u64, most: usize) -> Result<usize, String> 
 /// Runs a random group of at most `most` ranks. Returns the number of events.
 ///
 /// # Errors
-/// What is wrong with the result of a rank, and the seed.
+/// The error in the result of a rank, and the seed.
 pub fn check(seed: u64, most: usize) -> Result<usize, String> {
     let mut rng = Rng::with_seed(seed);
     let scene = Scene::random(most, &mut rng);
