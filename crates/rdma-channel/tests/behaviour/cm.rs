@@ -5,6 +5,7 @@ mod endings;
 mod foreign;
 mod server;
 
+use std::env;
 use std::net::Ipv4Addr;
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,7 +17,7 @@ use rdma_channel::{
     prelude::*,
 };
 use rdma_mem::ProtectionDomain;
-use rdma_qp::ReceiveWorkRequest;
+use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
 use rdma_soft::Builder;
 use test_support::program::this_program;
 
@@ -91,6 +92,17 @@ fn child(test: &str, address: impl ToString) -> Child {
     let mut program = this_program();
     program.args(["--exact", test, "--nocapture"]).stdout(Stdio::null());
     program.env(ADDRESS, address.to_string()).spawn().unwrap()
+}
+
+/// In such a child process, connects, sends a message, and waits until the process is killed. Otherwise returns at once.
+fn wait_in_child() {
+    if let Ok(address) = env::var(ADDRESS) {
+        let pd = open("soft0").allocate_pd().unwrap();
+        let mut channel = Ends::builder(&pd).connect_cm(address).unwrap().0;
+        channel.send(SendWorkRequest::only_immediate(8)).unwrap();
+        let never = channel.receive(ROOM);
+        panic!("it was not killed: {never:?}");
+    }
 }
 
 #[track_caller]

@@ -1,6 +1,5 @@
 //! The end of a peer, which every wait detects.
 
-use std::env;
 use std::os::fd::AsFd;
 use std::sync::mpsc;
 use std::thread;
@@ -10,7 +9,7 @@ use rdma_channel::{CloseReason, Operation, TransportError};
 use rdma_qp::SendWorkRequest;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::{ADDRESS, Ends, LATER, MODES, ROOM, SHORTLY, assert_gone, child};
+use super::{Ends, LATER, MODES, ROOM, SHORTLY, assert_gone, child, wait_in_child};
 use crate::common::{must_end, open};
 
 #[test]
@@ -111,13 +110,7 @@ fn only_the_channel_whose_peer_is_gone_ends() {
 
 #[test]
 fn a_killed_process_is_detected() {
-    if let Ok(address) = env::var(ADDRESS) {
-        let pd = open("soft0").allocate_pd().unwrap();
-        let mut channel = Ends::builder(&pd).connect_cm(address).unwrap().0;
-        channel.send(SendWorkRequest::only_immediate(8)).unwrap();
-        let never = channel.receive(ROOM);
-        panic!("it was not killed: {never:?}");
-    }
+    wait_in_child();
     for wait in MODES {
         must_end(move || {
             let pd = open("soft0").allocate_pd().unwrap();
