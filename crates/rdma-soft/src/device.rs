@@ -38,7 +38,7 @@ use crate::engine::wire::{Carrier, Outlet};
 use crate::fabric::random::{Purpose, Seed};
 use crate::limits::{Limits, Quota};
 use crate::link::Link;
-use crate::link::memory::Inbox;
+use crate::link::memory::{Inbox, Inboxes};
 use crate::memory::budget::Budget;
 use crate::memory::grace_period;
 use crate::memory::region::Region;
@@ -69,8 +69,7 @@ pub(crate) struct Device {
     pub(crate) force_wire: bool,
     /// The reason why the device cannot be opened, if something that was requested is missing.
     pub(crate) unusable: Option<InstallError>,
-    /// The inbox for the device's packets, created before the first packet can arrive.
-    inbox: OnceLock<Arc<Inbox<Device>>>,
+    inboxes: Inboxes<Device>,
     /// The contexts that receive the events of the device's port.
     contexts: Mutex<Vec<Weak<EventQueue<AsyncEvent>>>>,
     /// The packets that a fault delays, once the device has a queue pair with faults.
@@ -165,7 +164,7 @@ impl Device {
             force_link: false,
             force_wire: false,
             unusable: None,
-            inbox: OnceLock::new(),
+            inboxes: Inboxes::new(),
             contexts: Mutex::default(),
             delay: OnceLock::new(),
             recurring: OnceLock::new(),
@@ -228,9 +227,7 @@ impl Device {
     fn retire(&self) {
         self.memory.regions.retire();
         locked(&self.queue_pairs).end();
-        if let Some(inbox) = self.inbox_if_any() {
-            inbox.retire();
-        }
+        self.inboxes.all().for_each(|inbox| inbox.retire());
         if let Some(tap) = &self.tap {
             tap.end();
         }
@@ -329,19 +326,20 @@ impl Device {
         }
     }
 
-    /// Returns the inbox for the device's packets, and creates it if necessary.
-    pub(crate) fn inbox(&'static self) -> &'static Arc<Inbox<Self>> {
-        self.inbox.get_or_init(|| Inbox::of(self))
+    /// Returns the inbox for packets for the queue pair with this number, and creates it if necessary.
+    pub(crate) fn inbox(&'static self, number: u32) -> &'static Arc<Inbox<Self>> {
+        self.inboxes.of(self, number)
     }
 
-    /// Returns the inbox, if it was created.
-    pub(crate) fn inbox_if_any(&self) -> Option<&Arc<Inbox<Self>>> {
-        self.inbox.get()
+    /// Returns the inbox for packets for the queue pair with this number, if it was created.
+    pub(crate) fn inbox_if_any(&self, number: u32) -> Option<&Arc<Inbox<Self>>> {
+        self.inboxes.existing(number)
     }
 
-    /// Returns the number of packets, or runs of packets, that have arrived at this device.
-    pub(crate) fn arrived(&self) -> u64 {
-        self.inbox_if_any().map_or(0, |inbox| inbox.arrived())
+    /// Waits until all packets that have arrived so far are executed. The caller holds no lock.
+    #[cfg(not(loom))]
+    pub(crate) fn execute_all(&self) {
+        self.inboxes.all().for_each(Inbox::execute_all);
     }
 
     /// Returns how messages are delivered on a path. If the local address leads to no network, a path to an unknown
@@ -373,7 +371,7 @@ impl Device {
             _ if !there.map_or(self.force_wire, |there| self.sends_packets_to(there)) => {
                 Delivery::Direct(there)
             }
-            Some(there) => Delivery::Wire(Outlet::Inbox(&**there.inbox())),
+            Some(there) => Delivery::Wire(Outlet::Inbox(&**there.inbox(number))),
             None => Delivery::Wire(Outlet::Nowhere),
         }
     }

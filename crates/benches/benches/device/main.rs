@@ -26,6 +26,7 @@ mod one_thread;
 mod prepared;
 mod scale;
 mod turns;
+mod two_pairs;
 mod two_threads;
 
 fn main() {
@@ -38,6 +39,7 @@ fn main() {
         .configure_from_args();
     one_thread::bench(&mut criterion);
     two_threads::bench(&mut criterion);
+    two_pairs::bench(&mut criterion);
     copies::bench(&mut criterion);
     turns::bench(&mut criterion);
     scale::bench(&mut criterion);

@@ -87,7 +87,7 @@ fn play(batches: u64, mut a: impl Player + Send, mut b: impl Player + Send) -> V
 }
 
 /// Keeps this thread on the `n`th of the cores that it may use, if there are that many.
-fn stay_on_core(n: usize) {
+pub(crate) fn stay_on_core(n: usize) {
     let allowed = sched_getaffinity(None).unwrap();
     let core = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).nth(n);
     if let Some(core) = core {

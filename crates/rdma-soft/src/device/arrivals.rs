@@ -127,7 +127,7 @@ impl Receives for Device {
 }
 
 /// Executes packets that have arrived at a device. Packets for unknown queue pairs get no answer. The caller holds the
-/// device's receive side.
+/// receive side of their inbox.
 fn receive(device: &'static Device, letter: &Letter, afterwards: &mut Afterwards) {
     let bth = &letter.burst.header.bth;
     let source = letter.burst.header.deth.map(|deth| deth.source.get());
@@ -198,8 +198,7 @@ pub(crate) fn answer_soon(device: &Device) {
 /// Waits until all packets that have arrived at the devices of a subnet are executed. The caller holds no lock.
 #[cfg(not(loom))]
 pub(crate) fn execute_all(subnet: &'static Subnet) {
-    let inboxes = subnet.devices().filter_map(Device::inbox_if_any);
-    inboxes.for_each(|inbox| inbox.execute_all());
+    subnet.devices().for_each(Device::execute_all);
 }
 
 /// Delivers a datagram to the members of a group.

@@ -45,7 +45,7 @@ impl Aftermath {
         requester.adapter.fabric.run_queue.run();
     }
 
-    /// Flushes the failed queue pairs. The caller holds no lock except the receive side of a device.
+    /// Flushes the failed queue pairs. The caller holds no lock except the receive side of an inbox.
     #[inline]
     pub(crate) fn flush(&mut self, requester: &Station) {
         if self.requester.is_some() || self.responder.is_some() {

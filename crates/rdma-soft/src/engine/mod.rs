@@ -8,15 +8,16 @@
 //! 1. The lock that a call of the program takes first: a [critical region](critical_region), the contexts of a port, or
 //!    the list of blocks. Blocks are the C structs by which programs know devices. A thread that sends a device's
 //!    [delayed](wire::faults::Delay) packets takes the lock of these packets first.
-//! 2. The receive side of a device: its holder executes packets that have arrived (`link/memory.rs`).
+//! 2. The receive side of an inbox: its holder executes packets that have arrived there (`link/memory.rs`).
+//!    Each device has several inboxes.
 //! 3. A queue pair's attributes.
 //! 4. A queue pair's send side.
 //! 5. A responder.
 //! 6. A receive queue, then a shared receive queue.
 //! 7. The windows of a domain, then the places of the [region](crate::memory::region) table.
 //! 8. A completion queue's pollers, then its producers.
-//! 9. The list of devices, a device's table of queue pairs, its multicast [groups](group), or its inbox of arrived
-//!    packets.
+//! 9. The list of devices, a device's table of queue pairs, its multicast [groups](group), or an inbox's list of
+//!    arrived packets.
 //! 10. [Deferred](crate::fabric::deferred) work.
 //! 11. The handle of a [reporter](events::report), then one of these: the state of an [event queue](events), or the
 //!     buffered output of a capture (`link/pcap.rs`). Then the work left to do without locks (`fabric/run_queue.rs`),

@@ -14,7 +14,7 @@ use std::ops::Deref;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, Weak};
 
-use rdma_types::{AsyncEventKind, QpAttributes, QpState, WcStatus};
+use rdma_types::{AsyncEventKind, QpAttributes, QpState, Qpn, WcStatus};
 
 use crate::address::Path;
 use crate::counters::SendCounts;
@@ -38,6 +38,7 @@ use crate::engine::wire::grant::wait_for_visits;
 use crate::engine::wire::{Outlet, Route};
 use crate::engine::{requester, responder};
 use crate::fabric::run_queue::Entry;
+use crate::link::memory::Inbox;
 use crate::memory::grace_period;
 use crate::memory::protection::ProtectionDomain;
 use crate::memory::sge::Sge;
@@ -139,7 +140,7 @@ impl QueuePair {
     /// its completions. All held or queued work is cancelled.
     pub(crate) fn destroy(self: Arc<Self>) {
         self.device.retire_queue_pair(self.qpn);
-        self.purge_inbox();
+        self.purge_inboxes();
         self.answer_now();
         self.reset(&mut locked(&self.attributes));
         self.finish_visits();
@@ -182,10 +183,21 @@ impl QueuePair {
     }
 
     /// Drops packets that have arrived for this queue pair, once no thread is executing any of them.
-    fn purge_inbox(&self) {
-        if let Some(inbox) = self.device.inbox_if_any() {
-            inbox.purge(self.qpn);
-        }
+    fn purge_inboxes(&self) {
+        self.inboxes().for_each(|inbox| inbox.purge(self.qpn));
+    }
+
+    /// Returns the inboxes at which packets for this queue pair arrive.
+    fn inboxes(&self) -> impl Iterator<Item = &Arc<Inbox<Device>>> {
+        let is_datagram = self.service == Service::UnreliableDatagram;
+        let of_groups = is_datagram.then_some(Qpn::MULTICAST.get());
+        let numbers = std::iter::once(self.qpn).chain(of_groups);
+        numbers.filter_map(|number| self.device.inbox_if_any(number))
+    }
+
+    /// Returns how many packets, or runs of packets, have arrived at the inbox of the queue pair with this number.
+    fn arrived_for(&self, number: u32) -> u64 {
+        self.device.inbox_if_any(number).map_or(0, |inbox| inbox.arrived())
     }
 
     /// Drops all requests and completions, and forgets the connection.
@@ -429,7 +441,8 @@ impl QueuePair {
         let mut responder = self.responder.lock();
         responder.state = unless_failed(responder.state);
         if (from, to) == (QpState::INIT, QpState::RTR) {
-            responder.first_letter = self.device.arrived();
+            responder.first_letter = self.arrived_for(self.qpn);
+            responder.first_letter_of_group = self.arrived_for(Qpn::MULTICAST.get());
         }
         let before = responder.connection();
         responder.set(new, path, &has);
@@ -508,9 +521,7 @@ impl QueuePair {
         // The peer may have received an acknowledgement of a message whose completion another thread is still adding.
         // This waits for that thread, so that a program that queries the queue pair and then polls finds the
         // completion.
-        if let Some(inbox) = self.device.inbox_if_any() {
-            inbox.finish_executing();
-        }
+        self.inboxes().for_each(|inbox| inbox.finish_executing());
         let mut settings = self.attributes().settings;
         // `attributes` may have found that the queue pair has failed.
         self.device.fabric.run_queue.run();

@@ -28,11 +28,11 @@ use crate::sync::{Line, Lock};
 pub(crate) trait Owner: Task + Waiter + Deferrable {
     /// Moves the queue pair to error and flushes both queues, oldest request first. Does nothing if an incarnation is
     /// given and the queue pair was reset since. Reports the event unless one was reported since the last reset. The
-    /// caller holds no lock except the receive side of a device.
+    /// caller holds no lock except the receive side of an inbox.
     fn enter_error(&self, incarnation: Option<u32>, event: Option<AsyncEventKind>);
 
     /// Completes the requests that the peer is known to have executed: they have succeeded, whatever happens next. The
-    /// caller holds no lock except the receive side of a device.
+    /// caller holds no lock except the receive side of an inbox.
     fn complete_executed(self: Arc<Self>);
 }
 

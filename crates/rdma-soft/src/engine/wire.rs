@@ -67,7 +67,7 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
     fn send(self: Arc<Self>, letter: Letter);
 
     /// Sends waiting letters immediately, as far as the link accepts them. The caller holds no lock except the receive
-    /// side of a device.
+    /// side of an inbox.
     fn flush(self: Arc<Self>);
 
     /// Claims a word in which the far end shows how many of a connection's requests are executed, so that they need no

@@ -587,8 +587,8 @@ mod tests {
             Bth::new(Opcode::reliable(Operation::Acknowledge), Qpn::masked(5), Psn::masked(0));
         let path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
         let burst = Burst::single(Headers::new(bth), 0);
-        let buffer = device.inbox().buffer_at_once();
-        device.inbox().arrive(Letter::from_outside(path, burst, None, buffer));
+        let buffer = device.inbox(5).buffer_at_once();
+        device.inbox(5).arrive(Letter::from_outside(path, burst, None, buffer));
         let counted = || device.tally.counters().unknown_qp;
         assert_eq!(counted(), 0);
         driver.read_all();

@@ -1,10 +1,10 @@
-//! A link through memory: each device has an inbox, to which the devices of its fabric write packets.
+//! A link through memory: each device has inboxes, to which the devices of its fabric write packets.
 //!
 //! Without simulated links, no packet is lost or reordered: packets from one device arrive in order. A sender that
 //! finds no space gets another turn when there is space.
 
 use std::ops::Deref;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use crate::address::Address;
 use crate::engine::adapter::Adapter;
@@ -18,9 +18,12 @@ use crate::link::simulation::Links;
 use crate::sync::{Held, Mutex, MutexGuard, locked_in_models as locked};
 
 /// The maximum number of bursts that wait in an inbox or are being written to it. Models allow only two.
-pub(crate) const BURSTS: usize = if cfg!(loom) { 2 } else { 256 };
+pub(crate) const BURSTS: usize = if cfg!(loom) { 2 } else { 128 };
 
-const INBOX: Sizes = Sizes { bursts: BURSTS, spare: 32, buffer: BURST_BYTES };
+const INBOX: Sizes = Sizes { bursts: BURSTS, spare: 8, buffer: BURST_BYTES };
+
+/// The number of inboxes of a device.
+const INBOXES: usize = if cfg!(loom) { 1 } else { 8 };
 
 /// A device that receives packets through its inbox.
 pub(crate) trait Receives:
@@ -42,10 +45,43 @@ pub(crate) trait Receives:
     fn tap_at(&self, address: &Address) -> Option<&'static Arc<Tap>>;
 }
 
-/// The queue of packets that have arrived at a device.
+/// The inboxes of a device. Each is created before the first packet can arrive there. All packets for a queue pair go
+/// to the same inbox, so they stay in order. Threads execute packets from different inboxes at the same time.
+#[derive(Debug)]
+pub(crate) struct Inboxes<D: 'static>([OnceLock<Arc<Inbox<D>>>; INBOXES]);
+
+impl<D: Receives> Inboxes<D> {
+    pub(crate) fn new() -> Self {
+        Self([const { OnceLock::new() }; INBOXES])
+    }
+
+    /// Returns the inbox for packets for the queue pair with this number, and creates it if necessary.
+    pub(crate) fn of(&self, device: &'static D, number: u32) -> &Arc<Inbox<D>> {
+        let place = place(number);
+        self.0[place].get_or_init(|| Inbox::of(device, place))
+    }
+
+    /// Returns the inbox for packets for the queue pair with this number, if it was created.
+    pub(crate) fn existing(&self, number: u32) -> Option<&Arc<Inbox<D>>> {
+        self.0[place(number)].get()
+    }
+
+    /// Returns all inboxes that were created.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Inbox<D>>> {
+        self.0.iter().filter_map(OnceLock::get)
+    }
+}
+
+fn place(number: u32) -> usize {
+    number as usize % INBOXES
+}
+
+/// A queue of packets that have arrived at a device.
 #[derive(Debug)]
 pub(crate) struct Inbox<D: 'static> {
     device: &'static D,
+    /// The place among the device's inboxes.
+    place: usize,
     /// Locked by the thread that takes packets out, until they are executed.
     receive_side: Mutex<()>,
     letters: Mutex<Letters>,
@@ -60,9 +96,10 @@ struct Letters {
 }
 
 impl<D: Receives> Inbox<D> {
-    pub(crate) fn of(device: &'static D) -> Arc<Self> {
+    fn of(device: &'static D, place: usize) -> Arc<Self> {
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
             device,
+            place,
             receive_side: Mutex::default(),
             letters: Mutex::new(Letters { arrived: Outbox::new(INBOX), count: 0 }),
             entry: Entry::new(device.fabric, weak.clone()),
@@ -167,6 +204,7 @@ impl<D: Receives> Mailbox for Inbox<D> {
     }
 
     fn arrive(&self, letter: Letter) {
+        debug_assert_eq!(place(letter.burst.header.bth.destination.get()), self.place);
         {
             let letters = &mut *locked(&self.letters);
             letters.arrived.put(letter.numbered(letters.count));
@@ -267,7 +305,7 @@ mod tests {
         let device = DEVICE.get_or_init(|| {
             Device::new(subnet, "d".into(), link, Vec::new(), limits, schedule, &seed)
         });
-        let inbox = device.inbox();
+        let inbox = device.inbox(2);
         let buffer = inbox.buffer(nobody()).unwrap();
         let path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
         let packets = || subnet.links.as_ref().unwrap().packets();
@@ -297,7 +335,7 @@ mod tests {
 
     /// Puts a datagram with this partition key into the inbox of a device, as a run of `segments` packets.
     fn put(device: &'static Device, p_key: u16, segments: u16) {
-        let inbox = device.inbox();
+        let inbox = device.inbox(2);
         let buffer = inbox.buffer(nobody()).unwrap();
         let path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
         let to = Destination { qpn: Qpn::new(2).unwrap(), qkey: 0, p_key };
@@ -316,9 +354,23 @@ mod tests {
         (0..32).for_each(|_| put(device, Bth::DEFAULT_P_KEY, 8));
         let taken = || device.tally.counters().unknown_qp;
         for packets in [16, 32, 48] {
-            assert!(Arc::clone(device.inbox()).run());
+            assert!(Arc::clone(device.inbox(2)).run());
             assert_eq!(taken(), packets);
         }
+    }
+
+    /// A thread that executes a long copy does not delay packets for most other queue pairs.
+    #[test]
+    fn packets_are_executed_while_another_inbox_is_locked() {
+        static SUBNET: OnceLock<Subnet> = OnceLock::new();
+        static DEVICE: OnceLock<Device> = OnceLock::new();
+        let device = device(&SUBNET, &DEVICE);
+        put(device, Bth::DEFAULT_P_KEY, 1);
+        let [own, other] = [2, 3].map(|number| device.inbox(number));
+        assert!(!Arc::ptr_eq(own, other));
+        let _receive_side = locked(&other.receive_side);
+        own.execute_all();
+        assert_eq!(device.tally.counters().unknown_qp, 1);
     }
 
     /// The port is a full member of the default partition, so it also accepts packets from limited members.
@@ -352,7 +404,7 @@ mod tests {
         let make = || {
             Device::new(&SUBNET, "d".into(), Link::Ethernet, Vec::new(), limits, schedule, &seed)
         };
-        let inbox = DEVICE.get_or_init(make).inbox();
+        let inbox = DEVICE.get_or_init(make).inbox(2);
         let sender = Turns::new(&SUBNET);
         let mut buffers: Vec<_> = std::iter::from_fn(|| inbox.buffer(weak(&sender))).collect();
         assert_eq!(buffers.len(), BURSTS);
@@ -410,7 +462,7 @@ mod tests {
         let device = DEVICE.get_or_init(|| {
             Device::new(&SUBNET, "d".into(), link, Vec::new(), limits, schedule, &seed)
         });
-        let to = device.inbox();
+        let to = device.inbox(5);
         let sender = Arc::new_cyclic(|own: &Weak<Endless>| Endless {
             entry: Entry::new(device.fabric, own.clone()),
             to,

@@ -8,15 +8,16 @@ use std::sync::{OnceLock, Weak};
 
 use rdma_proto::wire::{Aeth, CreditCount, Headers, Opcode, Operation, Syndrome};
 use rdma_proto::{Datagrams, Destination, MessageEnd};
-use rdma_types::{AsyncEventKind, Mtu, Psn, QpAttributes, QpState, WcStatus};
+use rdma_types::{AsyncEventKind, Gid, Mtu, Psn, QpAttributes, QpState, WcStatus};
 
 use super::*;
-use crate::address::Address;
+use crate::address::{Address, Group};
 use crate::device::subnet::Subnet;
 use crate::engine::completion::CompletionQueue;
 use crate::engine::completion::work_completion::Source;
 use crate::engine::events::report::Reporter;
 use crate::engine::queue_pair::capacity::{Capacity, Init};
+use crate::engine::queue_pair::membership;
 use crate::engine::queue_pair::settings::Settings;
 use crate::engine::requester::post::post_each;
 use crate::engine::requester::request::{Payload, Request};
@@ -70,8 +71,9 @@ fn packets_that_wait_for_a_destroyed_queue_pair_are_dropped() {
     let (own, other) = [(); 2].map(|()| queue_pair(device, Service::UnreliableDatagram)).into();
     let said = Datagram { source: Source::UNDEFINED, header: None, group: None };
     for receiver in [&own, &other] {
-        let buffer = device.inbox().buffer(Arc::<QueuePair>::downgrade(receiver)).unwrap();
-        device.inbox().arrive(Letter::new(PATH, datagram(receiver.qpn), Some(said), buffer));
+        let inbox = device.inbox(receiver.qpn);
+        let buffer = inbox.buffer(Arc::<QueuePair>::downgrade(receiver)).unwrap();
+        inbox.arrive(Letter::new(PATH, datagram(receiver.qpn), Some(said), buffer));
     }
     own.destroy();
     device.fabric.run_queue.run();
@@ -87,7 +89,7 @@ fn a_turn_sends_sixteen_packets() {
     let device = device(&DEVICE);
     let own = queue_pair(device, Service::ReliableConnection);
     for mtu in [Mtu::MTU256, Mtu::MTU1024, Mtu::MTU4096] {
-        for outlet in [Outlet::Nowhere, Outlet::Inbox(&**device.inbox())] {
+        for outlet in [Outlet::Nowhere, Outlet::Inbox(&**device.inbox(9))] {
             let nowhere = outlet.is_nowhere();
             let sent = Cell::new(0);
             let more = transmit(&own, (&Route { path: PATH, outlet }, None), mtu, |room| {
@@ -106,15 +108,34 @@ fn a_turn_sends_sixteen_packets() {
 #[test]
 fn packets_for_an_earlier_life_of_a_queue_pair_are_dropped() {
     static DEVICE: OnceLock<Device> = OnceLock::new();
-    let device = device(&DEVICE);
-    let own = queue_pair(device, Service::UnreliableDatagram);
-    let said = Datagram { source: Source::UNDEFINED, header: None, group: None };
+    let own = queue_pair(device(&DEVICE), Service::UnreliableDatagram);
+    earlier_packets_are_dropped(own.qpn, None, &own);
+    own.destroy();
+}
+
+/// The same for a datagram to a group, which waits in another inbox.
+#[test]
+fn packets_to_a_group_for_an_earlier_life_of_a_member_are_dropped() {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    let own = queue_pair(device(&DEVICE), Service::UnreliableDatagram);
+    let group = Group { gid: Gid::from_bytes([0xff; 16]), lid: 0xc000 };
+    membership::join(&own, group.gid, group.lid).unwrap();
+    assert!(!Arc::ptr_eq(own.device.inbox(own.qpn), own.device.inbox(Qpn::MULTICAST.get())));
+    earlier_packets_are_dropped(Qpn::MULTICAST.get(), Some(group), &own);
+    own.destroy();
+}
+
+/// Tests datagrams to this number and group, which reach `own`.
+fn earlier_packets_are_dropped(to: u32, group: Option<Group>, own: &Arc<QueuePair>) {
+    let device = own.device;
+    let said = Datagram { source: Source::UNDEFINED, header: None, group };
     let arrives = || {
-        let buffer = device.inbox().buffer(Arc::<QueuePair>::downgrade(&own)).unwrap();
-        device.inbox().arrive(Letter::new(PATH, datagram(own.qpn), Some(said), buffer));
+        let inbox = device.inbox(to);
+        let buffer = inbox.buffer(Arc::<QueuePair>::downgrade(own)).unwrap();
+        inbox.arrive(Letter::new(PATH, datagram(to), Some(said), buffer));
     };
     let taken = |number| {
-        let mut letter = Letter::new(PATH, datagram(own.qpn), Some(said), Box::default());
+        let mut letter = Letter::new(PATH, datagram(to), Some(said), Box::default());
         letter.number = number;
         receive(device, &letter, &mut Afterwards::default());
     };
@@ -122,21 +143,20 @@ fn packets_for_an_earlier_life_of_a_queue_pair_are_dropped() {
         let counters = device.tally.counters();
         (counters.out_of_buffer, counters.wrong_state)
     };
-    let to = |state, given| {
+    let becomes = |state, given| {
         let new = Settings { state, port: 1, ..Settings::default() };
         own.modify(&new, QpAttributes::STATE | given).unwrap();
     };
     arrives();
     let given = QpAttributes::PKEY_INDEX | QpAttributes::PORT | QpAttributes::QKEY;
-    to(QpState::INIT, given);
+    becomes(QpState::INIT, given);
     arrives();
-    to(QpState::RTR, QpAttributes::empty());
+    becomes(QpState::RTR, QpAttributes::empty());
     let before = counted();
     taken(1);
     assert_eq!(counted(), (before.0, before.1 + 1));
     taken(2);
     assert_eq!(counted(), (before.0 + 1, before.1 + 1));
-    own.destroy();
 }
 
 /// A thread removes an acknowledgement from the inbox. Before that thread executes it, the requester is reset and set
@@ -150,7 +170,7 @@ fn acknowledgements_of_an_earlier_life_are_dropped() {
     let mut headers = Headers::new(Bth::new(opcode, Qpn::masked(own.qpn), Psn::masked(0)));
     headers.aeth = Some(Aeth { syndrome: Syndrome::Ack(CreditCount::UNLIMITED), msn: 1 });
     let letter = || Letter::new(PATH, Burst::single(headers, 0), None, Box::default());
-    let inbox = device.inbox();
+    let inbox = device.inbox(own.qpn);
     let _ = inbox.buffer(Arc::<QueuePair>::downgrade(&own)).unwrap();
     inbox.arrive(letter());
     device.fabric.run_queue.run();
@@ -334,7 +354,7 @@ fn a_destroyed_queue_pair_acknowledges_the_messages_its_program_has_seen() {
     let device = device(&DEVICE);
     let own = queue_pair(device, Service::ReliableConnection);
     // The acknowledgement returns to this device, which counts it as a packet for an unknown queue pair.
-    make_ready(&own, Outlet::Inbox(&**device.inbox()));
+    make_ready(&own, Outlet::Inbox(&**device.inbox(0)));
     take_send(&own, 0, true);
     assert_eq!(own.receive_cq.poll(4, |_, _, _| {}).unwrap(), 1);
     let before = device.tally.counters().unknown_qp;
@@ -365,7 +385,7 @@ impl ExecutedWords for Patient {
 fn send(words: &Arc<Patient>, own: &QueuePair, psn: u32) {
     let opcode = Opcode::new(WireService::Rc, Operation::SendOnly).unwrap();
     let bth = Bth::new(opcode, Qpn::masked(own.qpn), Psn::masked(psn));
-    let (burst, inbox) = (Burst::single(Headers::new(bth), 0), own.device.inbox());
+    let (burst, inbox) = (Burst::single(Headers::new(bth), 0), own.device.inbox(own.qpn));
     let letter = Letter::new(PATH, burst, None, inbox.buffer_at_once());
     let mut letter = letter.with_word(WordKey::of(1));
     letter.words = Some(Arc::<Patient>::clone(words));

@@ -163,7 +163,7 @@ fn loom_a_sender_without_room_gets_a_turn_when_some_is_released() {
         explore(move || {
             let device = device();
             let subnet = device.subnet;
-            let [other, sender] = [(); 2].map(|()| Sender::new(subnet, &**device.inbox()));
+            let [other, sender] = [(); 2].map(|()| Sender::new(subnet, &**device.inbox(1)));
             let mut buffers = other.fill();
             let looks = {
                 let sender = Arc::clone(&sender);
@@ -174,10 +174,10 @@ fn loom_a_sender_without_room_gets_a_turn_when_some_is_released() {
             };
             let buffer = buffers.pop().unwrap();
             if unused {
-                device.inbox().give_back(buffer);
+                device.inbox(1).give_back(buffer);
             } else {
                 // No queue pair has this number.
-                device.inbox().send(device, Letter::new(PATH, datagram(1), OF_LINK, buffer));
+                device.inbox(1).send(device, Letter::new(PATH, datagram(1), OF_LINK, buffer));
             }
             subnet.run_queue.run();
             looks.join().unwrap();
@@ -208,13 +208,14 @@ fn loom_no_packet_is_executed_for_a_destroyed_queue_pair() {
         b.post_receive(11, &[sink.sge()], &mut Turn::new()).unwrap();
         let other = Memory::of_length(40, &c.pd, 0);
         c.post_receive(12, &[other.sge()], &mut Turn::new()).unwrap();
-        let buffer = device.inbox().buffer(Arc::<QueuePair>::downgrade(&b)).unwrap();
-        device.inbox().send(device, Letter::new(PATH, datagram(b.qpn), OF_LINK, buffer));
+        let buffer = device.inbox(b.qpn).buffer(Arc::<QueuePair>::downgrade(&b)).unwrap();
+        device.inbox(b.qpn).send(device, Letter::new(PATH, datagram(b.qpn), OF_LINK, buffer));
         let taker = thread::spawn(|| device.fabric.run_queue.run());
         let (pd, number) = (Arc::clone(&b.pd), b.qpn);
         // The model checker does not see the table of numbers. The other thread takes the inbox's lock before it looks
         // there; that lock makes the checker try both orders.
-        device.inbox().give_back(device.inbox().buffer(Arc::<QueuePair>::downgrade(&b)).unwrap());
+        let inbox = device.inbox(b.qpn);
+        inbox.give_back(inbox.buffer(Arc::<QueuePair>::downgrade(&b)).unwrap());
         b.destroy();
         sink.free(&pd);
         device.publish_queue_pair(number, Arc::downgrade(&c));
@@ -236,8 +237,8 @@ fn loom_a_restarted_queue_pair_receives_nothing_old() {
         let device = device();
         let b = queue_pair_of(Service::UnreliableDatagram, device, None);
         make_ready(&b);
-        let buffer = device.inbox().buffer(Arc::<QueuePair>::downgrade(&b)).unwrap();
-        device.inbox().send(device, Letter::new(PATH, datagram(b.qpn), OF_LINK, buffer));
+        let buffer = device.inbox(b.qpn).buffer(Arc::<QueuePair>::downgrade(&b)).unwrap();
+        device.inbox(b.qpn).send(device, Letter::new(PATH, datagram(b.qpn), OF_LINK, buffer));
         let taker = thread::spawn(|| device.fabric.run_queue.run());
         b.reset(&mut locked(&b.attributes));
         let init = Settings { state: QpState::INIT, port: 1, ..Settings::default() };
@@ -258,7 +259,7 @@ fn loom_a_restarted_queue_pair_receives_nothing_old() {
 fn by_packets(service: Service) -> Model {
     let device = device();
     let [a, b] = [(); 2].map(|()| queue_pair_of(service, device, None));
-    let route = Route { path: PATH, outlet: Outlet::Inbox(&**device.inbox()) };
+    let route = Route { path: PATH, outlet: Outlet::Inbox(&**device.inbox(b.qpn)) };
     [&a, &b].into_iter().for_each(|queue_pair| make_ready(queue_pair));
     for (from, to) in [(&a, &b), (&b, &a)] {
         let send = &mut *from.send.lock();

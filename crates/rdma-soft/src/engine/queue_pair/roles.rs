@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rdma_types::{AsyncEventKind, QpState};
+use rdma_types::{AsyncEventKind, QpState, Qpn};
 
 use crate::address::{Group, Path};
 use crate::counters::{Counters, Counting};
@@ -71,8 +71,8 @@ impl Task for QueuePair {
 }
 
 impl QueuePair {
-    /// Sends most or all of the answers owed to the peer. The caller holds no lock except the receive side of the
-    /// device.
+    /// Sends most or all of the answers owed to the peer. The caller holds no lock except the receive side of an
+    /// inbox.
     pub(crate) fn answer(self: &Arc<Self>) {
         let mut aftermath = Aftermath::default();
         let more = (0..ANSWERS).all(|_| self.responder.lock().transmit(self, &mut aftermath));
@@ -128,7 +128,7 @@ impl Near for QueuePair {
     }
 
     fn arrived(&self) -> u64 {
-        self.device.arrived()
+        self.arrived_for(self.qpn)
     }
 
     fn lid(&self) -> u16 {
@@ -152,7 +152,7 @@ impl Near for QueuePair {
     fn inboxes_of(&self, group: Group) -> impl Iterator<Item = &'static dyn Mailbox> {
         let device = self.device;
         let by_packets = device.devices_of(group).filter(|there| device.sends_packets_to(there));
-        by_packets.map(|there| &**there.inbox() as &dyn Mailbox)
+        by_packets.map(|there| &**there.inbox(Qpn::MULTICAST.get()) as &dyn Mailbox)
     }
 
     fn members_of(&self, group: Group) -> impl Iterator<Item = Arc<Self>> {
@@ -206,7 +206,7 @@ impl Waiter for QueuePair {
             Continuation::Nothing => {}
             Continuation::Refusal => self.entry.queue(),
             Continuation::Packet(letter) => {
-                let inbox = self.device.inbox();
+                let inbox = self.device.inbox(self.qpn);
                 inbox.arrive(letter.in_buffer(inbox.buffer_at_once()));
             }
         }

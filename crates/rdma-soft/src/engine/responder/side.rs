@@ -34,6 +34,8 @@ pub(crate) struct Responder {
     /// The number of the first letter that may be for this queue pair. Earlier letters arrived before it was ready, or
     /// are for an earlier incarnation.
     pub(crate) first_letter: u64,
+    /// The same for letters to a multicast group, which are counted separately.
+    pub(crate) first_letter_of_group: u64,
     /// The protocol's state between RTR and RESET, if messages arrive as packets.
     pub(crate) wire: Option<Box<Wire>>,
     /// The visits to wait for, because grants to the peer's process were revoked.
@@ -80,6 +82,7 @@ impl Responder {
             max_rd_atomic: 0,
             qkey: 0,
             first_letter: 0,
+            first_letter_of_group: 0,
             wire: None,
             visited: Vec::new(),
             verified: 0,

@@ -355,7 +355,11 @@ impl Responder {
         datagram: letter::Datagram,
         aftermath: &mut Aftermath,
     ) -> Option<Reason> {
-        let listens = self.is_ready() && letter.number >= self.first_letter;
+        let first = match letter.is_for_many() {
+            true => self.first_letter_of_group,
+            false => self.first_letter,
+        };
+        let listens = self.is_ready() && letter.number >= first;
         if own.service != Service::UnreliableDatagram || !listens {
             return Some(Reason::WrongState);
         }

@@ -97,7 +97,7 @@ pub(crate) trait ExecutedWords: Send + Sync + std::fmt::Debug {
     fn end_grants(&self) {}
 
     /// Makes the process check its words, if it does not poll them itself. The caller holds no lock except the receive
-    /// side of a device.
+    /// side of an inbox.
     fn announce(&self);
 }
 

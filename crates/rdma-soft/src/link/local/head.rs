@@ -95,18 +95,15 @@ pub(super) fn word_of(head: &[u8; HEAD]) -> Option<WordKey> {
     WordKey::of(raw).filter(|_| head[1] & DATAGRAM == 0)
 }
 
-/// Returns the length of the payload that the header announces.
-pub(super) fn payload_length(head: &[u8; HEAD]) -> usize {
-    u32::from_le_bytes([head[8], head[9], head[10], head[11]]) as usize
-}
-
-/// Decodes a burst with `length` bytes of payload. Returns `None` if no device sends such a burst.
-pub(super) fn decode(device: &Device, head: &[u8; HEAD], length: usize) -> Option<Decoded> {
+/// Decodes a burst, whose payload may be shorter than the header announces. Returns `None` if no device sends such a
+/// burst.
+pub(super) fn decode(device: &Device, head: &[u8; HEAD]) -> Option<Decoded> {
     let number = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
     let (flags, segment, segments) = (head[1], number(4), number(6));
     let announced = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
     let known = flags & !(WITH_LAST | DATAGRAM | ROUTED | VOID | PLACED) == 0;
-    if head[0] != VERSION || !known || announced as usize != length || segments == 0 {
+    let length = announced as usize;
+    if head[0] != VERSION || !known || segments == 0 {
         return None;
     }
     let path = Path { local: address_at(device, head[2])?, remote: address_at(device, head[3])? };

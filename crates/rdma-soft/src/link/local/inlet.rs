@@ -4,11 +4,12 @@
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use rdma_proto::Burst;
 use rdma_types::Psn;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use super::head::{Decoded, HEAD, MOST, decode, is_void, payload_length, placed, word_of};
+use super::head::{Decoded, HEAD, MOST, decode, is_void, placed, word_of};
 use super::listener::Guest;
 use super::mapped::given::Giver;
 use super::shared::RingReceiver;
@@ -23,6 +24,7 @@ use crate::fabric::run_queue::{Entry, Task};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, SocketEvent, Token, Watched};
 use crate::link::executed::versions::ordered;
+use crate::link::memory::Inbox;
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, fence, locked_for_calls};
 
 /// The maximum number of messages that one turn reads.
@@ -139,45 +141,53 @@ impl Inlet {
         self.driver.close(self.token);
     }
 
-    /// Reads a message into a buffer of the device's inbox, and passes the message to the inbox.
+    /// Reads a message into a buffer of the inbox of its receiver, and passes the message to the inbox.
     fn read(self: &Arc<Self>, letters: &mut Vec<Letter>) -> RingRead {
-        let Some(ring) = self.ring.get().filter(|ring| ring.has_arrived()) else {
-            return RingRead::Nothing;
+        let mut head = [0; HEAD];
+        let Some(ring) = self.ring.get() else { return RingRead::Nothing };
+        let message = match ring.next(&mut head) {
+            Ok(Some(message)) => message,
+            Ok(None) => return RingRead::Nothing,
+            Err(_) => return RingRead::Malformed,
         };
-        let inbox = self.device.inbox();
+        let behind = message.length.checked_sub(HEAD);
+        let Some((behind, first)) = behind.zip(decode(self.device, &head)) else {
+            return RingRead::Malformed;
+        };
+        let inbox = self.inbox_of(&first.1);
         let Some(mut buffer) = inbox.buffer(Arc::<Self>::downgrade(self)) else {
             return RingRead::NoRoom;
         };
-        let mut head = [0; HEAD];
-        let behind = match ring.read(&mut head, &mut buffer) {
-            Ok(None) => {
-                inbox.give_back(buffer);
-                return RingRead::Nothing;
-            }
-            Ok(Some(message)) => {
-                if message.notify && !notify(&self.connection) {
-                    ring.notification_failed();
-                }
-                message.length.checked_sub(HEAD)
-            }
-            Err(_) => None,
-        };
-        let first = behind.and_then(|behind| self.parse_message(&head, &buffer[..behind], letters));
-        let Some(first) = first else {
-            letters.drain(..).for_each(|letter| inbox.give_back(letter.into_buffer()));
+        let taken = ring.take(message, &mut buffer);
+        if taken == Ok(true) && !notify(&self.connection) {
+            ring.notification_failed();
+        }
+        let rest = buffer.get(first.1.length as usize..behind).filter(|_| taken.is_ok());
+        if rest.and_then(|rest| self.parse_rest(rest, letters)).is_none() {
+            letters.drain(..).for_each(|letter| self.give_back(letter));
             inbox.give_back(buffer);
             return RingRead::Malformed;
-        };
+        }
         let first = self.letter(&head, first, buffer);
         for letter in std::iter::once(first).chain(letters.drain(..)) {
             if is_for_nobody(self.device, &letter.path, &letter.burst, false) {
                 self.driver.note_useless();
-                inbox.give_back(letter.into_buffer());
+                self.give_back(letter);
             } else {
-                inbox.arrive(letter);
+                self.inbox_of(&letter.burst).arrive(letter);
             }
         }
         RingRead::Message
+    }
+
+    /// Returns the inbox for the receiver of these packets.
+    fn inbox_of(&self, burst: &Burst) -> &'static Arc<Inbox<Device>> {
+        self.device.inbox(burst.header.bth.destination.get())
+    }
+
+    /// Returns the buffer of a letter to its inbox.
+    fn give_back(&self, letter: Letter) {
+        self.inbox_of(&letter.burst).give_back(letter.into_buffer());
     }
 
     fn letter(
@@ -244,9 +254,7 @@ impl Inlet {
             return false;
         }
         if self.executed.swap(asked, Ordering::Relaxed) != asked {
-            // The number of turns is bounded, because other processes may send endlessly.
-            let inbox = self.device.inbox();
-            let _ = (0..MOST_TURNS).all(|_| Arc::clone(inbox).run());
+            self.device.execute_all();
             answer_soon(self.device);
             return true;
         }
@@ -285,30 +293,23 @@ impl Inlet {
         self.entry.set_timer(self.device.fabric.clock.now() + RETRY);
     }
 
-    /// Parses a message, given its first header and the bytes after it. Returns the first burst, and copies the others
-    /// into their own buffers. Returns `None` if the message is malformed, that is, if no device would have sent it.
-    fn parse_message(
-        self: &Arc<Self>,
-        head: &[u8; HEAD],
-        behind: &[u8],
-        letters: &mut Vec<Letter>,
-    ) -> Option<Decoded> {
-        let (payload, mut rest) = behind.split_at_checked(payload_length(head))?;
-        let first = decode(self.device, head, payload.len())?;
+    /// Parses the bytes of a message after its first burst, and copies the other bursts into their own buffers. Returns
+    /// `None` if the message is malformed, that is, if no device would have sent it.
+    fn parse_rest(self: &Arc<Self>, mut rest: &[u8], letters: &mut Vec<Letter>) -> Option<()> {
         while !rest.is_empty() {
             let (head, behind) = rest.split_first_chunk()?;
-            let (payload, next) = behind.split_at_checked(payload_length(head))?;
-            let decoded = decode(self.device, head, payload.len())?;
+            let decoded = decode(self.device, head)?;
+            let (payload, next) = behind.split_at_checked(decoded.1.length as usize)?;
             if letters.len() + 1 >= MOST {
                 return None;
             }
             // A message is accepted completely, even if its bursts need more buffers than are left.
-            let mut buffer = self.device.inbox().buffer_at_once();
+            let mut buffer = self.inbox_of(&decoded.1).buffer_at_once();
             buffer[..payload.len()].copy_from_slice(payload);
             letters.push(self.letter(head, decoded, buffer));
             rest = next;
         }
-        Some(first)
+        Some(())
     }
 
     /// Handles one message, if there is one. Returns true if there was a message or a question.
@@ -471,7 +472,7 @@ impl Watched for Inlet {
         // The number of turns is bounded, because the process may send endlessly.
         for _ in 0..MOST_TURNS {
             let more = Arc::clone(&self).run();
-            self.device.inbox().execute_all();
+            self.device.execute_all();
             if !more {
                 return;
             }

@@ -277,13 +277,17 @@ pub(super) struct RingReceiver {
     moves: [AtomicU32; GROUPS],
 }
 
-/// A message that has been read.
+/// A message whose first bytes have been read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Message {
     /// The length in bytes.
     pub(super) length: usize,
-    /// Whether the sender must be notified of space.
-    pub(super) notify: bool,
+    /// The number of bytes that have been read.
+    read: usize,
+    /// The number of bytes that it takes in the ring.
+    taken: u32,
+    /// The number of bytes in the ring that had not been read, including those of the message.
+    unread: u32,
 }
 
 impl RingReceiver {
@@ -306,13 +310,12 @@ impl RingReceiver {
         unread.is_ok_and(|unread| unread != Ok(0))
     }
 
-    /// Reads a message: the first bytes into `first`, and the rest into `behind`. Returns `None` if there is no
-    /// message.
+    /// Reads the first bytes of the next message. Returns `None` if there is no message. [`take`](Self::take) reads the
+    /// rest.
     ///
     /// # Errors
-    /// Fails if the sender has violated the protocol: the message's length does not fit the ring, or the rest does not
-    /// fit `behind`.
-    pub(super) fn read(&self, first: &mut [u8], behind: &mut [u8]) -> Result<Option<Message>> {
+    /// Fails if the sender has violated the protocol: the message's length does not fit the ring.
+    pub(super) fn next(&self, first: &mut [u8]) -> Result<Option<Message>> {
         let words = self.memory.words()?;
         let head = self.head.load(Ordering::Relaxed);
         let unread = words.unread(head).map_err(|Broken| Errno::PROTO)?;
@@ -323,15 +326,25 @@ impl RingReceiver {
         let _ = Reach::Mapped.collect_bytes(&ring, 0, &mut prefix);
         let length = u32::from_le_bytes(prefix) as usize;
         let taken = ring_bytes(length).filter(|&taken| taken <= unread).ok_or(Errno::PROTO)?;
-        let rest = length.saturating_sub(first.len());
-        let (first_length, behind) = (length.min(first.len()), behind.get_mut(..rest));
-        let behind = behind.ok_or(Errno::MSGSIZE)?;
-        let _ = Reach::Mapped.collect_bytes(&ring, GAP.into(), &mut first[..first_length]);
-        let at = u64::from(GAP) + first_length as u64;
-        let _ = Reach::Mapped.collect_bytes(&ring, at, behind);
+        let read = length.min(first.len());
+        let _ = Reach::Mapped.collect_bytes(&ring, GAP.into(), &mut first[..read]);
+        Ok(Some(Message { length, read, taken, unread }))
+    }
+
+    /// Reads the rest of the [next](Self::next) message, and removes the message from the ring. Returns true if the sender
+    /// must be notified of space.
+    ///
+    /// # Errors
+    /// Fails if the rest does not fit `behind`.
+    pub(super) fn take(&self, message: Message, behind: &mut [u8]) -> Result<bool> {
+        let Message { length, read, taken, unread } = message;
+        let behind = behind.get_mut(..length - read).ok_or(Errno::MSGSIZE)?;
+        let head = self.head.load(Ordering::Relaxed);
+        let at = u64::from(GAP) + read as u64;
+        let _ = Reach::Mapped.collect_bytes(&self.memory.ring(head), at, behind);
         let head = head.wrapping_add(taken);
         self.head.store(head, Ordering::Relaxed);
-        Ok(Some(Message { length, notify: words.free(head, unread - taken) }))
+        Ok(self.memory.words()?.free(head, unread - taken))
     }
 
     /// Records in the connection's word that all packets before `expected` have been executed.

@@ -22,7 +22,7 @@ use rustix::net::{
 
 use super::head::VERSION;
 use super::host::{LocalHost, Peers};
-use super::shared::RingReceiver;
+use super::shared::{Message, RingReceiver};
 use super::socket::receive_ring;
 use super::*;
 use crate::address::{Address, Path};
@@ -228,7 +228,7 @@ fn several_bursts_leave_in_one_message() {
     }
     device.fabric.run_queue.run();
     let mut bytes = vec![0; 100_000];
-    let mut read = || Ok(ring.read(&mut [], &mut bytes)?.map(|message| message.length));
+    let mut read = || Ok(take(&ring, &mut [], &mut bytes)?.map(|(message, _)| message.length));
     assert_eq!(read(), Ok(Some(8 * head::HEAD + 8 + 2 * 4096)));
     assert_eq!(read(), Ok(Some(2 * head::HEAD)));
     assert_eq!(read(), Ok(Some(2 * head::HEAD + (60 << 10))));
@@ -245,15 +245,25 @@ fn write(sender: &RingSender, bytes: &[u8]) -> Result<Option<bool>> {
     sender.write([bytes].into_iter())
 }
 
+/// Reads a message, and removes it from the ring. Also returns whether to notify the sender of space.
+fn take(
+    receiver: &RingReceiver,
+    first: &mut [u8],
+    behind: &mut [u8],
+) -> Result<Option<(Message, bool)>> {
+    let Some(message) = receiver.next(first)? else { return Ok(None) };
+    Ok(Some((message, receiver.take(message, behind)?)))
+}
+
 /// Reads a message: its first five bytes into one buffer, and up to `most` bytes into another. Returns the message, and
 /// whether to notify the sender of space.
 fn read(receiver: &RingReceiver, most: usize) -> Result<Option<(Vec<u8>, bool)>> {
     let (mut first, mut behind) = ([0xee; 5], vec![0xee; most]);
-    let message = receiver.read(&mut first, &mut behind)?;
-    Ok(message.map(|message| {
+    let message = take(receiver, &mut first, &mut behind)?;
+    Ok(message.map(|(message, notify)| {
         let all = [&first[..], &behind].concat();
         assert!(all[message.length.max(5)..].iter().all(|byte| *byte == 0xee));
-        (all[..message.length].to_vec(), message.notify)
+        (all[..message.length].to_vec(), notify)
     }))
 }
 

@@ -247,7 +247,7 @@ impl PortReceiver {
             return Some((behind, false));
         }
         self.use_it();
-        let inbox = self.device.inbox();
+        let inbox = self.device.inbox(run.burst.header.bth.destination.get());
         let mut buffer = inbox.buffer(Arc::<Self>::downgrade(self))?;
         let mut length = payload.len();
         buffer[..length].copy_from_slice(payload);
@@ -337,7 +337,7 @@ impl Watched for PortReceiver {
         // The number of turns is bounded, because peers may send endlessly.
         for _ in 0..MOST_TURNS {
             let more = Arc::clone(&self).run();
-            self.device.inbox().execute_all();
+            self.device.execute_all();
             if !more {
                 return;
             }

@@ -209,7 +209,7 @@ mod tests {
                 count
             })
         };
-        let (a, full) = (&members[0], members[1].device.inbox());
+        let (a, full) = (&members[0], members[1].device.inbox(Qpn::MULTICAST.get()));
         let here = GidEntry { gid: Gid::ZERO, kind: GidType::ROCE_V2 };
         let (local, remote) = (Address::Gid(here), Address::Gid(GidEntry { gid: GROUP, ..here }));
         let to_group = Route {

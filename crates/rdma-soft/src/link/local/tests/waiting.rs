@@ -87,7 +87,7 @@ impl Scene {
 
     fn read_alone(&self) -> Option<usize> {
         let mut bytes = vec![0; 100_000];
-        Some(self.ring.read(&mut [], &mut bytes).unwrap()?.length)
+        Some(take(&self.ring, &mut [], &mut bytes).unwrap()?.0.length)
     }
 
     /// Reads everything. Returns the numbers of datagrams and of bursts of connections.
