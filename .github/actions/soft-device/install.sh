@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds libibverbs.so.1 and rdma-soft-run, and makes the later steps of a GitHub job use them.
+# Builds libibverbs.so.1, librdmacm.so.1 and rdma-soft-run, and makes the later steps of a GitHub job use them.
 set -eu
 : "${GITHUB_ENV:?is not set; a runner of GitHub sets it}" "${GITHUB_PATH:?is not set; a runner of GitHub sets it}"
 cd "$(dirname "$0")/../../.."
