@@ -1,12 +1,10 @@
 //! Ends of servers and clients.
 
-use std::env;
-use std::process::Stdio;
-
 use greeter::MyGreeter;
-use test_support::program::this_program;
 
-use crate::rig::{Running, call, connect, endpoint, gated, name, run, serve};
+use crate::rig::{
+    Running, call, connect, endpoint, gated, name, run, serve, server_of_this_client, start_client,
+};
 
 #[test]
 fn a_server_that_shuts_down_completes_its_calls() {
@@ -49,14 +47,11 @@ fn a_server_that_is_dropped_fails_the_calls_of_its_clients() {
     });
 }
 
-/// The environment variable that makes a process the client, with the address of its server.
-const SERVER: &str = "RDMA_TEST_SERVER";
-
 #[test]
 fn a_client_that_is_killed_during_a_call_ends_only_its_own_calls() {
-    if let Ok(address) = env::var(SERVER) {
+    if let Some(address) = server_of_this_client() {
         return run(async {
-            let mut client = connect(&endpoint(), address.parse().unwrap()).await.unwrap();
+            let mut client = connect(&endpoint(), address).await.unwrap();
             client.say_hello(name("Ada")).await.unwrap();
         });
     }
@@ -64,16 +59,8 @@ fn a_client_that_is_killed_during_a_call_ends_only_its_own_calls() {
         let endpoint = endpoint();
         let (service, mut gate) = gated();
         let server = serve(&endpoint, service).await;
-        let mut killed = this_program()
-            .args([
-                "--exact",
-                "ends::a_client_that_is_killed_during_a_call_ends_only_its_own_calls",
-            ])
-            .env(SERVER, server.address.to_string())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let test = "ends::a_client_that_is_killed_during_a_call_ends_only_its_own_calls";
+        let mut killed = start_client(test, server.address);
         gate.began.recv().await.unwrap();
         let client = connect(&endpoint, server.address).await.unwrap();
         let continues = call(&client, "Grace");

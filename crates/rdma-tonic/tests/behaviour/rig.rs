@@ -1,8 +1,10 @@
 //! Servers and clients in one process.
 
+use std::env;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::pin;
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 
 use greeter::proto::greeter_client::GreeterClient;
@@ -12,6 +14,7 @@ use rdma_async::Endpoint;
 use rdma_async::message::{Options, Stream};
 use rdma_mem::open_device;
 use rdma_tonic::{Connector, HttpStream, Incoming};
+use test_support::program::this_program;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Server};
@@ -61,10 +64,10 @@ pub(crate) async fn connect(
 }
 
 /// A server that ends when `stop` is sent.
-pub(crate) struct Running {
+pub(crate) struct Running<E = tonic::transport::Error> {
     pub(crate) address: SocketAddr,
     pub(crate) stop: oneshot::Sender<()>,
-    pub(crate) ended: JoinHandle<Result<(), tonic::transport::Error>>,
+    pub(crate) ended: JoinHandle<Result<(), E>>,
 }
 
 pub(crate) async fn serve(endpoint: &Endpoint, service: impl Greeter) -> Running {
@@ -84,6 +87,25 @@ pub(crate) async fn meet(service: impl Greeter) -> (Running, GreeterClient<Chann
     let server = serve(&endpoint, service).await;
     let client = connect(&endpoint, server.address).await.unwrap();
     (server, client)
+}
+
+/// The environment variable that makes a process the client of a test, with the address of its server.
+const SERVER: &str = "RDMA_TEST_SERVER";
+
+/// Returns the address of the server if this process is the client of a test.
+pub(crate) fn server_of_this_client() -> Option<SocketAddr> {
+    env::var(SERVER).ok().map(|address| address.parse().unwrap())
+}
+
+/// Starts a process that runs a test as the client of this server.
+pub(crate) fn start_client(test: &str, server: SocketAddr) -> Child {
+    this_program()
+        .args(["--exact", test])
+        .env(SERVER, server.to_string())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
 }
 
 /// A service whose unary calls wait until the test opens the gate.
@@ -119,6 +141,16 @@ impl Drop for Guard<'_> {
     }
 }
 
+impl Gated {
+    /// Notifies the test of a call by this client, and waits for the gate.
+    pub(crate) async fn pass(&self, client: Option<SocketAddr>) {
+        let _guard = Guard(&self.ended);
+        let opened = pin!(self.gate.notified());
+        let _ = self.began.send(client);
+        opened.await;
+    }
+}
+
 #[tonic::async_trait]
 impl Greeter for Gated {
     type RepeatHelloStream = tokio_stream::Pending<Result<HelloReply, Status>>;
@@ -128,10 +160,7 @@ impl Greeter for Gated {
         &self,
         request: Request<HelloRequest>,
     ) -> Result<Response<HelloReply>, Status> {
-        let _guard = Guard(&self.ended);
-        let opened = pin!(self.gate.notified());
-        let _ = self.began.send(request.remote_addr());
-        opened.await;
+        self.pass(request.remote_addr()).await;
         Ok(Response::new(HelloReply { message: request.into_inner().name }))
     }
 
