@@ -196,9 +196,8 @@ impl State {
         locked(&self.sleepers).iter().map(|(until, _)| *until).min()
     }
 
-    /// Wakes the tasks whose time has come. Returns true if there were any.
-    fn wake_sleepers(&self) -> bool {
-        let now = self.elapsed();
+    /// Wakes the tasks that sleep until this time. Returns true if there were any.
+    fn wake_sleepers(&self, now: Duration) -> bool {
         let woken: Vec<_> = locked(&self.sleepers).extract_if(.., |it| it.0 <= now).collect();
         let any = !woken.is_empty();
         woken.into_iter().for_each(|(_, waker)| waker.wake());
@@ -253,16 +252,15 @@ async fn drive(state: Arc<State>, start: Instant) {
     // The network's time when all tasks waited the last time.
     let mut before = None;
     loop {
-        // The runtime checks its files, and runs the tasks that these wake.
-        yield_now().await;
+        // The runtime checks its files and timers, and runs the tasks that these wake. Both calls yield once.
+        match state.elapsed().saturating_sub(start.elapsed()) {
+            Duration::ZERO => yield_now().await,
+            behind => advance(behind).await,
+        }
         state.wait(None).await;
         // Each poll of an empty completion queue has advanced the network.
         let now = state.elapsed();
-        let behind = now.saturating_sub(start.elapsed());
-        if !behind.is_zero() {
-            advance(behind).await;
-        }
-        if state.wake_sleepers() || !behind.is_zero() {
+        if state.wake_sleepers(start.elapsed()) || now > start.elapsed() {
             continue;
         }
         let moment = state.moment();
