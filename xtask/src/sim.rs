@@ -24,7 +24,7 @@ pub(crate) struct Args {
     #[arg(long)]
     workload: Option<String>,
     /// Run workloads of messages and streams instead, until this number of messages and a thousand times
-    /// as many bytes have arrived
+    /// as many bytes of streams have arrived
     #[arg(long)]
     messages: Option<u64>,
     /// Run only the workload of messages and streams with this seed

@@ -18,6 +18,7 @@ pub(crate) struct Done {
     pub(crate) trace: u64,
     pub(crate) messages: u64,
     pub(crate) bytes: u64,
+    pub(crate) stream_bytes: u64,
 }
 
 /// The totals over all workloads that ran.
@@ -34,13 +35,15 @@ pub struct Total {
     pub trace: u64,
     /// The number of messages, requests and replies that were received.
     pub messages: u64,
-    /// The number of their bytes, and of the bytes of streams.
+    /// The number of their bytes.
     pub bytes: u64,
+    /// The number of bytes that were read from streams.
+    pub stream_bytes: u64,
 }
 
 impl Total {
     fn add(&mut self, done: Done) {
-        let Done { packets, time, trace, messages, bytes } = done;
+        let Done { packets, time, trace, messages, bytes, stream_bytes } = done;
         let mut hasher = DefaultHasher::new();
         (self.trace, trace).hash(&mut hasher);
         *self = Self {
@@ -50,6 +53,7 @@ impl Total {
             trace: hasher.finish(),
             messages: self.messages + messages,
             bytes: self.bytes + bytes,
+            stream_bytes: self.stream_bytes + stream_bytes,
         };
     }
 }

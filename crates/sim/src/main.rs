@@ -24,7 +24,7 @@ struct Args {
     #[arg(long, value_parser = number, conflicts_with = "seed")]
     workload: Option<u64>,
     /// Run workloads of messages and streams instead, until this number of messages and a thousand times
-    /// as many bytes have arrived
+    /// as many bytes of streams have arrived
     #[arg(long, conflicts_with_all = ["packets", "workload"])]
     messages: Option<u64>,
     /// Run only the workload of messages and streams with this seed
@@ -74,7 +74,7 @@ impl Amount {
         match self {
             Self::Packets(packets) => total.packets < packets,
             Self::Messages(messages) => {
-                total.messages < messages || total.bytes < messages.saturating_mul(1_000)
+                total.messages < messages || total.stream_bytes < messages.saturating_mul(1_000)
             }
         }
     }
@@ -143,9 +143,10 @@ fn main() -> ExitCode {
     let took = start.elapsed().as_secs_f64();
     match result {
         Ok(total) => {
-            let Total { workloads, packets, time, trace, messages, bytes, .. } = total;
+            let Total { workloads, packets, time, trace, .. } = total;
             if kind == Kind::Messages {
-                println!("{messages} messages, {bytes} bytes");
+                let Total { messages, bytes, stream_bytes, .. } = total;
+                println!("{messages} messages of {bytes} bytes, {stream_bytes} bytes of streams");
             }
             println!(
                 "{packets} packets, {workloads} workloads, {time:?} of virtual time, trace {trace:016x}"

@@ -50,7 +50,8 @@ fn limits(rng: &mut Choices<'_>) -> Limits {
         frame_bytes,
         window_bytes: frame_bytes * if rng.bool() { rng.u32(2..=4) } else { rng.u32(4..=32) },
         max_message: if rng.u32(..8) == 0 { rng.u32(..100_000) } else { 1 << 20 },
-        eager_bytes: if rng.bool() { rng.u32(8..=1_000) } else { rng.u32(1_000..=100_000) },
+        eager_bytes: if rng.bool() { rng.u32(8..=1_000) } else { rng.u32(1_000..=100_000) }
+            .min(frame_bytes * FRAMES),
         offer_bytes: lent(rng),
         fetch_bytes: lent(rng),
         operations: if rng.u32(..6) == 0 { rng.u32(1..=20) } else { OPERATIONS },
@@ -71,6 +72,9 @@ fn lent(rng: &mut Choices<'_>) -> u32 {
 const OPERATIONS: u32 = 4_096;
 /// The maximum length of a message, in bytes.
 const LONGEST: usize = 300_000;
+/// The maximum number of frames of a message or of one write. This is several times the credit of any connection. More
+/// frames repeat the same states, and would take most of the time of all workloads.
+const FRAMES: u32 = 256;
 
 struct Generator<'a> {
     rng: Choices<'a>,
@@ -118,7 +122,7 @@ impl Generator<'_> {
     fn send(&mut self, end: usize) {
         if self.settings.connections[end / 2].is_stream {
             let most = 1 << self.rng.u32(4..20);
-            let length = self.rng.usize(1..=most);
+            let length = self.rng.usize(1..=most).min(self.frame_bytes(end) * FRAMES as usize);
             return self.operations.push(Operation::Write { end, length });
         }
         for _ in 0..self.rng.usize(1..=12) {
@@ -134,24 +138,35 @@ impl Generator<'_> {
         }
     }
 
+    /// Returns the limits of an end, and those of its peer.
+    fn limits(&self, end: usize) -> [&Limits; 2] {
+        let limits = &self.settings.connections[end / 2].limits;
+        [&limits[end % 2], &limits[1 - end % 2]]
+    }
+
+    fn frame_bytes(&self, end: usize) -> usize {
+        let [own, peer] = self.limits(end);
+        own.frame_bytes.min(peer.frame_bytes) as usize
+    }
+
     fn length(&mut self, end: usize) -> usize {
-        let [own, peer] = [end, end ^ 1]
-            .map(|end| &self.settings.connections[end / 2].limits[end % 2])
-            .map(|limits| (limits.frame_bytes as usize, limits.eager_bytes as usize));
-        let own_limits = &self.settings.connections[end / 2].limits[end % 2];
-        let is_ordered = own_limits.operations == OPERATIONS;
+        let [own, peer] = self.limits(end);
+        let is_ordered = own.operations == OPERATIONS;
+        let eager = own.eager_bytes as usize;
+        let is_lent = own.offer_bytes > 0 && peer.fetch_bytes > 0;
+        let frame = self.frame_bytes(end);
+        let longest = if is_lent { LONGEST } else { LONGEST.min(frame * FRAMES as usize) };
         let rng = &mut self.rng;
-        let frame = own.0.min(peer.0);
         let length = match rng.u32(..20) {
             // An empty message cannot be distinguished from others, so their order must be known.
             0 if is_ordered => return 0,
             1..8 => rng.usize(8..=200),
             8..11 => frame * rng.usize(1..=3) - rng.usize(..=40),
-            11..13 => own.1 + rng.usize(..=2),
+            11..13 => eager + rng.usize(..=2),
             13..17 => rng.usize(8..=10_000),
             _ => rng.usize(8..=LONGEST),
         };
-        length.clamp(8, LONGEST)
+        length.clamp(8, longest)
     }
 
     fn receive(&mut self, end: usize) {

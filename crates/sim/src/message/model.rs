@@ -75,6 +75,7 @@ pub(crate) struct Model {
     numbered: u64,
     pub(crate) messages: u64,
     pub(crate) bytes: u64,
+    pub(crate) stream_bytes: u64,
     /// The first difference from the model.
     wrong: Option<String>,
     trace: DefaultHasher,
@@ -98,6 +99,7 @@ impl Shared {
             numbered: 0,
             messages: 0,
             bytes: 0,
+            stream_bytes: 0,
             wrong: None,
             trace: DefaultHasher::new(),
         })))
@@ -350,7 +352,7 @@ impl Model {
         let from = peer.read;
         peer.read += bytes.len() as u64;
         let (read, written) = (peer.read, peer.written);
-        self.bytes += bytes.len() as u64;
+        self.stream_bytes += bytes.len() as u64;
         self.note(&("reads", end, read));
         let mut expected = vec![0; bytes.len()];
         memory::fill(stream_of(end ^ 1), from as usize, &mut expected);

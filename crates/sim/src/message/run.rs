@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 
 use super::clock::Clock;
 use super::end::{self, End, Gate, Started, check};
-use super::model::{Kind, Shared};
+use super::model::{Kind, Model, Shared};
 use super::script::{Limits, Operation, Script, Settings};
 use crate::campaign::Done;
 use crate::faults::may_give_up;
@@ -163,8 +163,9 @@ impl<'a> World<'a> {
         let (packets, time) = (self.network.packets(), self.network.now());
         let mut model = self.model.lock();
         model.check().map_err(|why| format!("at the end: {why}"))?;
-        let (messages, bytes, trace) = (model.messages, model.bytes, model.trace());
-        Ok(Done { packets, time, trace, messages, bytes })
+        let trace = model.trace();
+        let Model { messages, bytes, stream_bytes, .. } = *model;
+        Ok(Done { packets, time, trace, messages, bytes, stream_bytes })
     }
 
     async fn execute(&mut self, operation: Operation) {
