@@ -106,6 +106,12 @@ impl<'a> Writer<'a> {
         self
     }
 
+    /// Returns the number of bytes that were not written yet.
+    #[inline]
+    pub(crate) fn room(&self) -> usize {
+        self.0.len()
+    }
+
     #[inline]
     pub(crate) fn u8(&mut self, field: u8) -> &mut Self {
         self.array(field.to_be_bytes())

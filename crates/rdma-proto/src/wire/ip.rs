@@ -163,6 +163,15 @@ impl Ipv4Header {
 
     /// Writes the header, with its checksum.
     pub fn emit(&self, bytes: &mut [u8; Self::LEN]) {
+        self.emit_without_checksum(bytes);
+        let checksum = checksum(bytes);
+        if let Some(place) = bytes.get_mut(10..12) {
+            place.copy_from_slice(&checksum.to_be_bytes());
+        }
+    }
+
+    /// Writes the header, with 0 as its checksum.
+    pub(super) fn emit_without_checksum(&self, bytes: &mut [u8; Self::LEN]) {
         Writer::new(bytes)
             .u8(Self::VERSION)
             .u8(self.tos)
@@ -174,10 +183,6 @@ impl Ipv4Header {
             .u16(0)
             .array(self.source.octets())
             .array(self.destination.octets());
-        let checksum = checksum(bytes);
-        if let Some(place) = bytes.get_mut(10..12) {
-            place.copy_from_slice(&checksum.to_be_bytes());
-        }
     }
 }
 
