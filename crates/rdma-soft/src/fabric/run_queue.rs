@@ -228,6 +228,9 @@ impl RunQueue {
     /// Executes turns. If tasks are still queued when this returns, sets a timer for them.
     fn give_turns(&self) {
         for _ in 0..TURNS {
+            if self.count.load(Ordering::Acquire) == 0 {
+                return;
+            }
             let mut queued = self.lock();
             let Some(next) = queued.tasks.pop_front() else { return };
             self.count(&queued);

@@ -45,6 +45,9 @@ impl TaskQueue {
 
     /// Removes and returns up to `most` tasks, oldest first. The caller queues a turn for each one.
     pub(crate) fn take(&mut self, most: usize) -> Vec<Weak<dyn Task>> {
+        if self.order.is_empty() {
+            return Vec::new();
+        }
         let first = self.order.drain(..most.min(self.order.len())).collect::<Vec<_>>();
         first.iter().for_each(|sender| {
             self.queued.remove(&place(sender));

@@ -74,7 +74,7 @@ impl Writing {
         let Letter { path, burst, datagram, .. } = letter;
         let Address::Gid(remote) = path.remote else { return true };
         let (to, fields) = (address(remote.gid), HeaderFields::of(datagram.as_ref()));
-        let first = length_of(burst, 0);
+        let first = first_length(burst);
         let first_of_call = self.packets.is_empty();
         if !first_of_call {
             let count = self.packets.len().div_ceil(self.segment) + usize::from(burst.segments);
@@ -113,11 +113,10 @@ impl Writing {
     }
 }
 
-/// Returns the length of a packet in a burst, from its BTH to its ICRC. If the burst has several packets, this must not
-/// be the last.
-fn length_of(burst: &Burst, index: u16) -> usize {
+/// Returns the length of the first packet in a burst, from its BTH to its ICRC.
+fn first_length(burst: &Burst) -> usize {
     let payload = if burst.segments == 1 { burst.length as usize } else { burst.segment.into() };
-    burst.headers(index).wire_len() + payload.next_multiple_of(4) + 4
+    burst.header.wire_len() + payload.next_multiple_of(4) + 4
 }
 
 /// The fields of a packet's IP header, except the addresses, that its sender can set.
@@ -208,7 +207,8 @@ impl Outgoing {
         let writing = &mut *locked_for_calls(&self.writing);
         for _ in 0..CALLS {
             if writing.packets.is_empty() && !self.fill(writing) {
-                return !locked(&self.outbox).waiting.is_empty();
+                // A letter that has come since has queued a turn.
+                return false;
             }
             if writing.fields.hops != writing.hops_of_socket
                 && self.open.socket.set_hops(writing.fields.hops).is_ok()
