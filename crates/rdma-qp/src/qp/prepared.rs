@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use rdma_mem::Mtu;
 use rdma_sys::ibv_qp_state;
-use rdma_types::{Psn, QpState, QpType};
+use rdma_types::{AckTimeout, Psn, QpState, QpType};
 
 use crate::endpoint::QueuePairEndpoint;
 use crate::endpoint::connect::{ConnectAttributes, Own};
@@ -47,6 +47,39 @@ impl PreparedQueuePair {
     #[must_use]
     pub const fn endpoint(&self) -> QueuePairEndpoint {
         self.end.endpoint
+    }
+
+    /// Returns the builder's [`ack_timeout`](crate::QueuePairBuilder::ack_timeout).
+    #[must_use]
+    pub const fn ack_timeout(&self) -> AckTimeout {
+        self.end.settings.ack_timeout
+    }
+
+    /// Returns the [`traffic_class`](crate::QueuePairBuilder::traffic_class) with which the queue pair will send: the
+    /// builder's, that of the environment, or 0.
+    #[must_use]
+    pub const fn traffic_class(&self) -> u8 {
+        self.end.settings.traffic_class
+    }
+
+    /// Sets the traffic class with which the queue pair will send, for example to that of the peer's path.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_qp::{CompletionQueue, prelude::*};
+    ///
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// let cq = CompletionQueue::create(&context, 16)?;
+    /// let builder = context.allocate_pd()?.create_qp().send_cq(&cq).recv_cq(&cq);
+    /// let mut prepared = builder.traffic_class(0x68).build()?;
+    /// assert_eq!(prepared.traffic_class(), 0x68);
+    /// prepared.set_traffic_class(0x20);
+    /// assert_eq!(prepared.traffic_class(), 0x20);
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    pub const fn set_traffic_class(&mut self, traffic_class: u8) {
+        self.end.settings.traffic_class = traffic_class;
     }
 
     /// Sets the addresses of the stream over which the ends exchange their endpoints, as this end sees them. For a TCP
