@@ -54,9 +54,14 @@ impl Resolved {
     /// Requests a connection, with at most 56 bytes of private data. An event follows: the listener's answer, or
     /// [`End::Rejected`] if the port has no listener.
     ///
+    /// The request contains the queue pair's [`traffic_class`](rdma_qp::QueuePairBuilder::traffic_class) and
+    /// [`ack_timeout`](rdma_qp::QueuePairBuilder::ack_timeout), which the listener's end can use, too.
+    ///
     /// # Errors
-    /// [`Error::PrivateData`] if there is too much of it. [`Error::QueuePair`] for a queue pair of type UD.
-    /// [`Error::System`] if the process cannot open another file. After an error, the queue pair is destroyed.
+    /// [`Error::PrivateData`] if there is too much of it. [`Error::NotConnected`] for a queue pair of type UD, and
+    /// [`Error::NoAddress`] for one on a port without an address. [`Error::QueuePairInUse`] and
+    /// [`Error::TooManyConnections`] if the listener is on another host. [`Error::System`] if the process cannot open
+    /// another file. After an error, the queue pair is destroyed.
     #[doc(alias = "rdma_connect")]
     pub fn connect(
         &self,
@@ -67,8 +72,8 @@ impl Resolved {
         if let Some(source) = self.source {
             queue_pair.set_stream_addresses(ip_of(source), self.address.ip());
         }
-        let (endpoint, address) = (queue_pair.endpoint(), self.address);
-        let request = Request::new(endpoint, address, self.source, private_data)?;
+        let device = self.context().device().name();
+        let request = Request::new(device, &queue_pair, self.address, self.source, private_data)?;
         Ok(Connecting { queue_pair, handle: self.engine.connect(request)? })
     }
 }

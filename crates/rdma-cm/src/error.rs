@@ -5,7 +5,10 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use rdma_mem::Mtu;
+use rdma_proto::cm::Error as Refusal;
 use rdma_proto::cm::wire::Reason;
+use rdma_qp::QueuePairType;
+use rdma_types::Qpn;
 
 /// The reason that a connection has ended, or was not established.
 ///
@@ -149,9 +152,36 @@ pub enum Error {
         /// The peer's MTU.
         peer: Mtu,
     },
-    /// The queue pair sends datagrams, or has no address.
-    #[error("the queue pair cannot be connected: build one of type RC or UC on an active port")]
-    QueuePair,
+    /// Queue pairs of this type are not connected.
+    #[error("queue pairs of type {qp_type} are not connected: build one of type RC or UC")]
+    NotConnected {
+        /// The type.
+        qp_type: QueuePairType,
+    },
+    /// The device's port has no address from which a connection could lead to the peer.
+    #[error(
+        "the port of `{device}` has no address: check that it is active and has a GID (`rdmatool doctor`, `ibv_devinfo -v`)"
+    )]
+    NoAddress {
+        /// The device.
+        device: String,
+    },
+    /// Another connection has a queue pair with the same number, or had one and has just ended.
+    #[error(
+        "another connection has QPN {qpn}, or had it a moment ago: use another queue pair, or try again after a second"
+    )]
+    QueuePairInUse {
+        /// The number of the queue pair.
+        qpn: Qpn,
+    },
+    /// The channel has as many connections to other hosts as it can have.
+    #[error(
+        "the channel has its maximum of {most} connections to other hosts: end some, or open another channel"
+    )]
+    TooManyConnections {
+        /// The maximum number.
+        most: u32,
+    },
     /// An error of the device, or a call in a forked child ([`Forked`](rdma_mem::Error::Forked)).
     #[error(transparent)]
     Memory(#[from] rdma_mem::Error),
@@ -173,14 +203,24 @@ pub enum Error {
 rdma_types::debug_messages!(enum Error {
     Ended(it), TimedOut { limit }, Closed, Resolve(it), NotThisHost { address, device },
     NoRoute { address, device }, NotOwn { address },
-    PortInUse { port, device }, PrivateData { message, length, most }, Mtu { own, peer }, QueuePair,
-    Memory(it), Connect(it), System { tried, source },
+    PortInUse { port, device }, PrivateData { message, length, most }, Mtu { own, peer }, NotConnected { qp_type },
+    NoAddress { device }, QueuePairInUse { qpn }, TooManyConnections { most }, Memory(it), Connect(it), System { tried, source },
 });
 
 impl Error {
     /// Returns a conversion of system errors.
     pub(crate) fn system(tried: &'static str) -> impl Fn(rustix::io::Errno) -> Self {
         move |errno| Self::System { tried, source: errno.into() }
+    }
+
+    /// Returns the error of a refused call, with the reason that the connection has ended.
+    pub(crate) fn refused(refusal: Refusal, end: impl FnOnce() -> End) -> Self {
+        match refusal {
+            Refusal::QueuePairInUse(qpn) => Self::QueuePairInUse { qpn },
+            Refusal::TooManyConnections(most) => Self::TooManyConnections { most },
+            // The lengths of private data were checked before.
+            _ => Self::Ended(end()),
+        }
     }
 }
 

@@ -129,6 +129,7 @@ mod engine;
 mod error;
 mod event;
 mod listener;
+mod options;
 mod parameters;
 mod step;
 pub mod unmanaged;
@@ -139,6 +140,7 @@ pub use connection::{Connection, ConnectionId, Disconnecting, Ended};
 pub use error::{End, Error};
 pub use event::{Event, EventKind, IdToken};
 pub use listener::{Accepted, Accepting, ConnectionRequest, Listener};
+pub use options::BindOptions;
 pub use step::Step;
 
 pub use rdma_mem::{Context, Error as MemoryError, Mtu};

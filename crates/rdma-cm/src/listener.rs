@@ -13,6 +13,7 @@ use crate::engine::Handle;
 use crate::engine::path::connect;
 use crate::error::{End, Error, check_private_data};
 use crate::event::{Event, Happening, IdToken, Requested};
+use crate::options::BindOptions;
 use crate::step::Step;
 
 /// A port at which peers can request connections. Dropping it frees the port, and ends requests that the program has not
@@ -40,9 +41,23 @@ impl Listener {
     /// file.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind(channel: &EventChannel, address: impl ToSocketAddrs) -> Result<Self, Error> {
+        Self::bind_with(channel, address, BindOptions::new())
+    }
+
+    /// Listens with options, like [`bind`](Self::bind).
+    ///
+    /// # Errors
+    /// Same errors as [`bind`](Self::bind).
+    ///
+    /// # Examples
+    /// See [`BindOptions`].
+    pub fn bind_with(
+        channel: &EventChannel,
+        address: impl ToSocketAddrs,
+        options: BindOptions,
+    ) -> Result<Self, Error> {
         let mut address = channel.own_address(address)?;
-        let bound = Some(address.ip()).filter(|ip| !ip.is_unspecified());
-        let reserved = channel.engine().reserve(PortSpace::Tcp, address.port(), bound)?;
+        let reserved = channel.engine().reserve(PortSpace::Tcp, address, options)?;
         address.set_port(reserved.port);
         Ok(Self { handle: channel.engine().listen(reserved)?, address })
     }
@@ -124,7 +139,8 @@ impl ConnectionRequest {
         &self.requested.private_data
     }
 
-    /// Connects a queue pair to the peer's, through the states `INIT`, `RTR` and `RTS`.
+    /// Connects a queue pair to the peer's, through the states `INIT`, `RTR` and `RTS`. If the queue pair has no traffic
+    /// class of its own, it sends with the one in the request.
     ///
     /// # Errors
     /// [`Error::Mtu`] or [`Error::Connect`] if the queue pair does not match the peer's. After an error, the request is
@@ -132,6 +148,9 @@ impl ConnectionRequest {
     pub fn prepare(self, mut queue_pair: PreparedQueuePair) -> Result<Accepting, Error> {
         if let Some((own, peer)) = self.requested.ends {
             queue_pair.set_stream_addresses(own, peer);
+        }
+        if queue_pair.traffic_class() == 0 {
+            queue_pair.set_traffic_class(self.requested.route.traffic_class);
         }
         let (own, peer) = (queue_pair.endpoint(), self.requested.endpoint);
         if own.mtu() < peer.mtu() {

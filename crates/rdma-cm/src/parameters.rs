@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use rdma_mem::{GidType, Mtu};
 use rdma_proto::cm::Address;
 use rdma_proto::cm::wire::{Resolution, SidrStatus};
-use rdma_types::{Psn, Qpn};
+use rdma_types::{AckTimeout, Psn, Qpn};
 
 /// The parameters of one end in a REQ or REP.
 #[doc(alias = "rdma_conn_param")]
@@ -60,6 +60,10 @@ pub struct Route {
     pub gid_type: GidType,
     /// The MTU of the path.
     pub mtu: Mtu,
+    /// The traffic class of the path (`RDMA_OPTION_ID_TOS`). For RoCE v2, it is the byte with DSCP and ECN.
+    pub traffic_class: u8,
+    /// The time that both ends wait for an acknowledgement (`RDMA_OPTION_ID_ACK_TIMEOUT`).
+    pub ack_timeout: AckTimeout,
     /// The IP address and port of this end.
     pub source: SocketAddr,
     /// The IP address and port of the other end.

@@ -12,12 +12,12 @@
 //! ```
 //! use std::time::Duration;
 //!
-//! use rdma_cm::EventChannel;
+//! use rdma_cm::{BindOptions, EventChannel};
 //! use rdma_cm::unmanaged::{self, Answered, Event, PortSpace};
 //!
 //! rdma_soft::install();
 //! let channel = EventChannel::open(&rdma_mem::open_device("soft0")?)?;
-//! let port = unmanaged::bind(&channel, PortSpace::Udp, "127.0.0.1:0".parse()?)?;
+//! let port = unmanaged::bind(&channel, PortSpace::Udp, "127.0.0.1:0".parse()?, BindOptions::new())?;
 //! let address = format!("127.0.0.1:{}", port.number()).parse()?;
 //! let _listener = unmanaged::listen(&channel, port)?;
 //! let route = unmanaged::route(&channel, address)?;
@@ -42,7 +42,7 @@ use std::net::SocketAddr;
 
 use rdma_mem::{GidEntry, GidType, LinkLayer};
 use rdma_proto::cm::wire::{Answer, Reason, Rejection, Resolution};
-use rdma_types::Qpn;
+use rdma_types::{AckTimeout, Qpn};
 
 pub use rdma_proto::cm::wire::SidrStatus;
 pub use rdma_proto::cm::{Address, PortSpace};
@@ -56,6 +56,7 @@ use crate::engine::{Handle, Reserved};
 use crate::error::{End, Error, check_private_data};
 use crate::event::{self, Happening, IdToken};
 use crate::listener::{Accepting, ConnectionRequest};
+use crate::options::BindOptions;
 use crate::parameters::NO_ANSWER;
 
 /// The maximum length of the private data in a query.
@@ -111,7 +112,7 @@ pub enum Event {
 #[must_use = "dropping it ends the connection"]
 pub struct Id(Handle);
 
-/// A port that no other listener of the device can have. It is free when this is dropped.
+/// A port that no other listener of the device can have. It is free when all its owners are dropped.
 #[derive(Debug)]
 pub struct Port(Reserved);
 
@@ -126,11 +127,12 @@ impl Port {
 /// Returns the way to a listener.
 ///
 /// # Errors
-/// Same errors as [`EventChannel::resolve`]. [`Error::QueuePair`] if no port of the device has an address.
+/// Same errors as [`EventChannel::resolve`]. [`Error::NoAddress`] if no port of the device has one.
 #[doc(alias = "rdma_resolve_addr")]
 pub fn route(channel: &EventChannel, to: SocketAddr) -> Result<Route, Error> {
     let resolved = channel.resolve(to)?;
     let context = channel.context();
+    let no_address = || Error::NoAddress { device: context.device().name().to_owned() };
     let table = context.gid_table()?;
     let wanted = resolved.source().unwrap_or_else(|| gid_of(resolved.address().ip()));
     let is_v2 = |entry: &&GidEntry| entry.gid_type == GidType::ROCE_V2;
@@ -142,18 +144,20 @@ pub fn route(channel: &EventChannel, to: SocketAddr) -> Result<Route, Error> {
         None => {
             let port = context.query_port(1)?;
             if port.link_layer != LinkLayer::INFINIBAND {
-                return Err(Error::QueuePair);
+                return Err(no_address());
             }
             (Address::Lid(port.lid), GidType::IB, 1)
         }
     };
-    let mtu = context.query_port(port)?.active_mtu.ok_or(Error::QueuePair)?;
+    let mtu = context.query_port(port)?.active_mtu.ok_or_else(no_address)?;
     Ok(match resolved.source() {
         None => Route {
             local,
             remote: local,
             gid_type,
             mtu,
+            traffic_class: 0,
+            ack_timeout: AckTimeout::default(),
             source: SocketAddr::new(resolved.address().ip(), 0),
             destination: resolved.address(),
             is_outside: false,
@@ -163,6 +167,8 @@ pub fn route(channel: &EventChannel, to: SocketAddr) -> Result<Route, Error> {
             remote: Address::Gid(gid_of(resolved.address().ip())),
             gid_type: GidType::ROCE_V2,
             mtu,
+            traffic_class: 0,
+            ack_timeout: AckTimeout::default(),
             source: SocketAddr::new(ip_of(source), 0),
             destination: resolved.address(),
             is_outside: true,
@@ -176,16 +182,20 @@ pub fn route(channel: &EventChannel, to: SocketAddr) -> Result<Route, Error> {
 /// # Errors
 /// Same errors as [`Listener::bind`](crate::Listener::bind).
 #[doc(alias = "rdma_bind_addr")]
-pub fn bind(channel: &EventChannel, space: PortSpace, to: SocketAddr) -> Result<Port, Error> {
-    let address = channel.own_address(to)?;
-    let bound = Some(address.ip()).filter(|ip| !ip.is_unspecified());
-    Ok(Port(channel.engine().reserve(space, address.port(), bound)?))
+pub fn bind(
+    channel: &EventChannel,
+    space: PortSpace,
+    to: SocketAddr,
+    options: BindOptions,
+) -> Result<Port, Error> {
+    Ok(Port(channel.engine().reserve(space, channel.own_address(to)?, options)?))
 }
 
 /// Listens at a reserved port.
 ///
 /// # Errors
-/// [`Error::System`] if the system refuses it. The port is then free.
+/// [`Error::PortInUse`] if the port is [shared](BindOptions::with_shared_port) and has another owner.
+/// [`Error::System`] if the system refuses it. After an error, the port has one owner less.
 #[doc(alias = "rdma_listen")]
 pub fn listen(channel: &EventChannel, port: Port) -> Result<Id, Error> {
     Ok(Id(channel.engine().listen(port.0)?))

@@ -2,8 +2,9 @@
 
 use rdma_cm::unmanaged::{self, Answered, Id, Parameters, Port, Route};
 use rdma_cm::{
-    Accepted, Accepting, Connecting, Connection, ConnectionId, ConnectionRequest, Disconnecting,
-    End, Ended, Error, Event, EventChannel, EventKind, IdToken, Listener, Replied, Resolved, Step,
+    Accepted, Accepting, BindOptions, Connecting, Connection, ConnectionId, ConnectionRequest,
+    Disconnecting, End, Ended, Error, Event, EventChannel, EventKind, IdToken, Listener, Replied,
+    Resolved, Step,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -17,6 +18,7 @@ fn errors_go_to_any_thread() {
 
 #[test]
 fn channels_and_connections_go_to_any_thread() {
+    send_sync::<BindOptions>();
     send_sync::<EventChannel>();
     send_sync::<Event>();
     send_sync::<EventKind>();

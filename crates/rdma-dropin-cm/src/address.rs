@@ -30,10 +30,11 @@ pub(crate) fn bind(id: &Id, mut address: SocketAddr) -> Result<(), c_int> {
     if state.stage != Stage::New || state.bound.is_some() {
         return Err(libc::EINVAL);
     }
+    let options = state.options.bind;
     drop(state);
     let space = port_space(id.space);
     let reserve = |device: &'static Device, address| {
-        let port = unmanaged::bind(&device.channel, space, address);
+        let port = unmanaged::bind(&device.channel, space, address, options);
         port.map(|port| (device, port)).map_err(|error| number(&error))
     };
     let mut ports = Vec::new();
@@ -123,7 +124,7 @@ unsafe extern "C" fn rdma_resolve_addr(
 /// Resolves the route to an address that was resolved. The event is queued before the call returns.
 pub(crate) fn resolve_route(id: &Id) -> Result<(), c_int> {
     let state = id.state();
-    let route = state.route.filter(|_| state.stage == Stage::Ready).ok_or(libc::EINVAL)?;
+    let route = state.path().filter(|_| state.stage == Stage::Ready).ok_or(libc::EINVAL)?;
     drop(state);
     id.show_path(&route);
     Waiting::new(id, EventType::ROUTE_RESOLVED, 0).queue();

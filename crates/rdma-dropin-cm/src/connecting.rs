@@ -115,7 +115,8 @@ fn connect(id: &Id, parameters: Option<&ConnParam>, private_data: &[u8]) -> Resu
         set_parameters(id, parameters, None)?;
     }
     let mut state = id.state();
-    let (Some(device), Some(route), Stage::Ready) = (state.device, state.route, state.stage) else {
+    let (Some(device), Some(route), Stage::Ready) = (state.device, state.path(), state.stage)
+    else {
         return Err(libc::EINVAL);
     };
     let private_data = [&state.connect_data, private_data].concat();

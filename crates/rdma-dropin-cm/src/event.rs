@@ -13,7 +13,7 @@ use crate::abi::{CmEvent, ConnParam, EventChannel, EventType, Param, UdParam};
 use crate::channel::{self, Channel};
 use crate::devices::Device;
 use crate::errors::{fail, returned};
-use crate::id::{self, Id, Stage};
+use crate::id::{self, Id, Stage, State};
 use crate::{connecting, queue_pair};
 
 /// An event that waits in a channel.
@@ -74,8 +74,8 @@ pub(crate) fn queue(device: &'static Device, id: &Arc<Id>, happened: Event) {
             Waiting { id: Arc::clone(id), event, status: 0, new: Some(new), content }
         }
         Event::Queried { id: connection, route, private_data } => {
-            let address = queue_pair::address(device, &route).unwrap_or_default();
             let new = requested(device, id, connection, route, None);
+            let address = address_of(device, &new.state());
             let content = Content::Datagram { address, qpn: 0, qkey: 0, private_data };
             let event = EventType::CONNECT_REQUEST;
             Waiting { id: Arc::clone(id), event, status: 0, new: Some(new), content }
@@ -136,9 +136,14 @@ fn requested(
     new
 }
 
+/// Returns the address to which an ID sends datagrams.
+fn address_of(device: &Device, state: &State) -> ibv_ah_attr {
+    state.path().and_then(|route| queue_pair::address(device, &route)).unwrap_or_default()
+}
+
 fn answered(device: &'static Device, id: &Arc<Id>, answered: Answered) -> Waiting {
     let mut state = id.state();
-    let route = state.route;
+    let address = address_of(device, &state);
     let is_valid = answered.status == SidrStatus::VALID;
     state.stage = if is_valid { Stage::Established } else { Stage::Over };
     drop(state);
@@ -146,7 +151,6 @@ fn answered(device: &'static Device, id: &Arc<Id>, answered: Answered) -> Waitin
         let status = c_int::from(answered.status.get());
         return Waiting::new(id, EventType::UNREACHABLE, status);
     }
-    let address = route.and_then(|route| queue_pair::address(device, &route)).unwrap_or_default();
     let Answered { qpn, qkey, private_data, .. } = answered;
     let content = Content::Datagram { address, qpn: qpn.get(), qkey, private_data };
     Waiting { content, ..Waiting::new(id, EventType::ESTABLISHED, 0) }

@@ -87,6 +87,13 @@ pub(crate) struct State {
     pub(crate) is_ended: bool,
 }
 
+impl State {
+    /// Returns the route, with the properties that the program has set.
+    pub(crate) fn path(&self) -> Option<Route> {
+        self.route.map(|route| self.options.apply(route))
+    }
+}
+
 /// The IDs by the tokens of their connections.
 static TOKENS: LazyLock<Mutex<HashMap<IdToken, Arc<Id>>>> = LazyLock::new(Mutex::default);
 
@@ -267,7 +274,7 @@ impl Id {
             raw_traffic: 0,
             flow_label: 0,
             hop_limit: 64,
-            traffic_class: 0,
+            traffic_class: route.traffic_class,
             reversible: 1,
             numb_path: 1,
             pkey: ib.pkey,

@@ -3,9 +3,14 @@
 
 use std::ffi::{c_int, c_void};
 
+use rdma_cm::BindOptions;
+use rdma_cm::unmanaged::Route;
+use rdma_sys::ibv_qp_type;
+use rdma_types::AckTimeout;
+
 use crate::abi::CmId;
-use crate::errors::fail;
-use crate::id::Id;
+use crate::errors::returned;
+use crate::id::{Id, Stage};
 
 /// The levels of options.
 const LEVEL_ID: c_int = 0;
@@ -18,22 +23,73 @@ const ACK_TIMEOUT: c_int = 3;
 /// The option of `LEVEL_IB`.
 const PATH: c_int = 1;
 
-/// The code of 67 ms.
-const DEFAULT_ACK_TIMEOUT: u8 = 14;
-/// The greatest code of a timeout, which has 5 bits.
-const MAX_TIMEOUT: u8 = 31;
-
-/// The options of an ID that change something. The connections of a listener have the same ones.
-#[derive(Clone, Copy)]
+/// The options of an ID. The connections of a listener have the same ones.
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Options {
-    /// The code of the time after which an unacknowledged packet is sent again.
-    pub(crate) ack_timeout: u8,
+    /// The time after which an unacknowledged packet is sent again, if the program has set it.
+    ack_timeout: Option<AckTimeout>,
+    /// The traffic class of packets, if the program has set it.
+    tos: Option<u8>,
+    /// The options of the port.
+    pub(crate) bind: BindOptions,
 }
 
-impl Default for Options {
-    fn default() -> Self {
-        Self { ack_timeout: DEFAULT_ACK_TIMEOUT }
+impl Options {
+    /// Returns a route with the properties that the program has set.
+    pub(crate) fn apply(&self, route: Route) -> Route {
+        Route {
+            traffic_class: self.tos.unwrap_or(route.traffic_class),
+            ack_timeout: self.ack_timeout.unwrap_or(route.ack_timeout),
+            ..route
+        }
     }
+}
+
+/// Sets an option, or returns the error number.
+///
+/// # Safety
+/// The value has this length, or is NULL.
+unsafe fn set(
+    id: &Id,
+    option: (c_int, c_int),
+    value: *const c_void,
+    length: usize,
+) -> Result<(), c_int> {
+    let expected = match option {
+        (LEVEL_ID, TOS | ACK_TIMEOUT) => size_of::<u8>(),
+        (LEVEL_ID, REUSE_ADDRESS | ADDRESS_FAMILY_ONLY) => size_of::<c_int>(),
+        // The software device has no path records. A NIC's are those of the kernel's rdma_cm.
+        (LEVEL_IB, PATH) => return Err(libc::EOPNOTSUPP),
+        _ => return Err(libc::ENOSYS),
+    };
+    if length != expected || value.is_null() {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: this function's contract. Each value has at least one byte.
+    let byte = unsafe { value.cast::<u8>().read() };
+    let mut state = id.state();
+    match option {
+        (_, TOS) => state.options.tos = Some(byte),
+        (_, ACK_TIMEOUT) => {
+            let is_reliable = id.qp_type == ibv_qp_type::IBV_QPT_RC;
+            let timeout = AckTimeout::from_code(byte).filter(|_| is_reliable);
+            state.options.ack_timeout = Some(timeout.ok_or(libc::EINVAL)?);
+        }
+        _ => {
+            // SAFETY: this function's contract: the value has the length of an integer.
+            let is_set = unsafe { value.cast::<c_int>().read_unaligned() } != 0;
+            // The port of a bound ID is reserved already.
+            if state.stage != Stage::New || state.bound.is_some() {
+                return Err(libc::EINVAL);
+            }
+            let bind = &mut state.options.bind;
+            *bind = match option {
+                (_, REUSE_ADDRESS) => bind.with_shared_port(is_set),
+                _ => bind.with_one_ip_version(is_set),
+            };
+        }
+    }
+    Ok(())
 }
 
 #[unsafe(no_mangle)]
@@ -46,25 +102,6 @@ unsafe extern "C" fn rdma_set_option(
 ) -> c_int {
     // SAFETY: the caller passes a live ID (SAFETY.md F1).
     let id = unsafe { Id::of(id) };
-    let length = match (level, optname) {
-        (LEVEL_ID, TOS | ACK_TIMEOUT) => size_of::<u8>(),
-        (LEVEL_ID, REUSE_ADDRESS | ADDRESS_FAMILY_ONLY) => size_of::<c_int>(),
-        // The software device has no path records. A NIC's are those of the kernel's rdma_cm.
-        (LEVEL_IB, PATH) => return fail(libc::EOPNOTSUPP),
-        _ => return fail(libc::ENOSYS),
-    };
-    if optlen != length || optval.is_null() {
-        return fail(libc::EINVAL);
-    }
-    if (level, optname) == (LEVEL_ID, ACK_TIMEOUT) {
-        // SAFETY: the caller passes a value of this length (SAFETY.md F1).
-        let code = unsafe { optval.cast::<u8>().read() };
-        if code > MAX_TIMEOUT {
-            return fail(libc::EINVAL);
-        }
-        id.state().options.ack_timeout = code;
-    }
-    // The type of service has no meaning for the software device. Ports are free when their listener ends, and each IP
-    // version has its own listeners, so the other two options change nothing.
-    0
+    // SAFETY: the caller passes a value of this length (SAFETY.md F1).
+    returned(unsafe { set(id, (level, optname), optval, optlen) })
 }

@@ -35,6 +35,7 @@ pub(crate) fn address(device: &Device, route: &Route) -> Option<ibv_ah_attr> {
                 dgid: ibv_gid { raw: gid.to_bytes() },
                 sgid_index: index,
                 hop_limit: HOP_LIMIT,
+                traffic_class: route.traffic_class,
                 ..ibv_global_route::default()
             };
         }
@@ -46,7 +47,7 @@ pub(crate) fn address(device: &Device, route: &Route) -> Option<ibv_ah_attr> {
 
 /// Returns the device and the route of an ID, or the error number.
 fn bound(state: &State) -> Result<(&'static Device, Route), c_int> {
-    state.device.zip(state.route).ok_or(libc::EINVAL)
+    state.device.zip(state.path()).ok_or(libc::EINVAL)
 }
 
 /// Returns the attributes for the transition of an ID's queue pair to a state.
@@ -100,7 +101,8 @@ fn attributes(id: &Id, to: ibv_qp_state) -> Result<(ibv_qp_attr, Mask), c_int> {
             if state.own.is_unreliable {
                 common
             } else {
-                attributes.timeout = state.options.ack_timeout;
+                let (_, route) = bound(&state)?;
+                attributes.timeout = route.ack_timeout.code();
                 attributes.retry_cnt = state.own.retry_count;
                 attributes.rnr_retry = peer.rnr_retry_count;
                 attributes.max_rd_atomic = state.own.initiator_depth;

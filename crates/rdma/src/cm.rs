@@ -26,7 +26,7 @@
 //! ```
 
 pub use rdma_cm::{
-    Accepted, Accepting, Connecting, Connection, ConnectionId, ConnectionRequest, Counters,
-    Disconnecting, End, Ended, Error, Event, EventChannel, EventKind, IdToken, Listener,
+    Accepted, Accepting, BindOptions, Connecting, Connection, ConnectionId, ConnectionRequest,
+    Counters, Disconnecting, End, Ended, Error, Event, EventChannel, EventKind, IdToken, Listener,
     QueuePairError, Reason, Replied, Resolved, Step, unmanaged,
 };

@@ -1,10 +1,11 @@
 //! A listener, and its half-open connections.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 use std::process;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use rdma_proto::cm::{Manager, PortSpace, ServiceId};
@@ -13,7 +14,7 @@ use rustix::io::{Errno, Result};
 
 use super::files::Files;
 use super::peer::{Peer, Stage};
-use super::socket::{accept_from, reserve};
+use super::socket::{accept_from, listen_on, reserve};
 use super::{Engine, NEXT, State};
 
 /// The connections that are accepted before other sockets get their turn.
@@ -23,10 +24,60 @@ const RETRY: Duration = Duration::from_millis(100);
 /// The first port of the range from which port 0 selects, and the size of the range, as in Linux by default.
 const FREE: (u16, u16) = (32_768, 28_232);
 
-pub(super) struct Listening {
+/// The ports that their owners share, with their devices.
+static SHARED: Mutex<BTreeMap<(Guid, ServiceId), Weak<Name>>> = Mutex::new(BTreeMap::new());
+
+/// The socket whose name stands for a port.
+#[derive(Debug)]
+pub(crate) struct Name {
     socket: OwnedFd,
+    /// Whether the socket listens, or has listened. It cannot do so twice.
+    has_listened: AtomicBool,
+}
+
+impl Name {
+    /// Listens. Fails with `ADDRINUSE` if the port has other owners, or has had a listener.
+    pub(super) fn listen(self: &Arc<Self>) -> Result<()> {
+        if Arc::strong_count(self) > 1 || self.has_listened.swap(true, Ordering::Relaxed) {
+            return Err(Errno::ADDRINUSE);
+        }
+        listen_on(&self.socket)
+    }
+
+    pub(super) const fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+}
+
+/// The destinations of the requests that a listener accepts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bound {
+    pub(super) ip: IpAddr,
+    pub(super) is_one_version: bool,
+}
+
+impl Bound {
+    /// Returns true if requests for this address are accepted.
+    pub(super) fn covers(self, to: IpAddr) -> bool {
+        if self.is_one_version && self.ip.is_ipv4() != to.is_ipv4() {
+            return false;
+        }
+        self.ip.is_unspecified() || is_same(self.ip, to)
+    }
+}
+
+/// Returns true if both addresses lead to the same listener. The two addresses of `localhost` do, as either may be the
+/// first one that the name resolves to.
+fn is_same(one: IpAddr, other: IpAddr) -> bool {
+    const LOCALHOST: [IpAddr; 2] =
+        [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+    one == other || [one, other].iter().all(|ip| LOCALHOST.contains(ip))
+}
+
+pub(super) struct Listening {
+    name: Arc<Name>,
     service: ServiceId,
-    bound: Option<IpAddr>,
+    bound: Bound,
     /// The connections of this host that are not established.
     half_open: BTreeSet<u64>,
     /// The connections of other hosts that are not established. A `Manager` limits their number.
@@ -35,8 +86,29 @@ pub(super) struct Listening {
     is_paused: bool,
 }
 
-/// Reserves a port; 0 selects a free one. Also returns the port.
-pub(super) fn bind(device: Guid, space: PortSpace, port: u16) -> Result<(OwnedFd, u16)> {
+/// Reserves a port; 0 selects a free one. Also returns the port. A shared one may have other owners that share it.
+pub(super) fn bind(
+    device: Guid,
+    space: PortSpace,
+    port: u16,
+    is_shared: bool,
+) -> Result<(Arc<Name>, u16)> {
+    if !is_shared {
+        let (socket, port) = bind_socket(device, space, port)?;
+        return Ok((Arc::new(Name { socket, has_listened: AtomicBool::new(false) }), port));
+    }
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    shared.retain(|_, name| name.strong_count() > 0);
+    if let Some(name) = shared.get(&(device, space.service_id(port))).and_then(Weak::upgrade) {
+        return Ok((name, port));
+    }
+    let (socket, port) = bind_socket(device, space, port)?;
+    let name = Arc::new(Name { socket, has_listened: AtomicBool::new(false) });
+    shared.insert((device, space.service_id(port)), Arc::downgrade(&name));
+    Ok((name, port))
+}
+
+fn bind_socket(device: Guid, space: PortSpace, port: u16) -> Result<(OwnedFd, u16)> {
     if port != 0 {
         return Ok((reserve(device, space.service_id(port))?, port));
     }
@@ -59,13 +131,13 @@ fn next_turn() -> u16 {
 }
 
 impl Listening {
-    pub(super) const fn new(socket: OwnedFd, service: ServiceId, bound: Option<IpAddr>) -> Self {
+    pub(super) const fn new(name: Arc<Name>, service: ServiceId, bound: Bound) -> Self {
         let half_open = BTreeSet::new();
-        Self { socket, service, bound, half_open, requested: BTreeSet::new(), is_paused: false }
+        Self { name, service, bound, half_open, requested: BTreeSet::new(), is_paused: false }
     }
 
-    pub(super) const fn socket(&self) -> &OwnedFd {
-        &self.socket
+    pub(super) fn socket(&self) -> &OwnedFd {
+        &self.name.socket
     }
 
     /// Returns the connections that are not established.
@@ -77,8 +149,8 @@ impl Listening {
         self.service
     }
 
-    /// Returns the IP address to which the listener is bound, if to a specific one.
-    pub(super) const fn bound(&self) -> Option<IpAddr> {
+    /// Returns the addresses at which the listener accepts requests.
+    pub(super) const fn bound(&self) -> Bound {
         self.bound
     }
 
@@ -93,13 +165,13 @@ impl Listening {
 
     fn pause(&mut self, files: &Files, token: u64) {
         self.is_paused = true;
-        files.set_reported(&self.socket, token, false);
+        files.set_reported(self.socket(), token, false);
     }
 
     pub(super) fn resume(&mut self, files: &Files, token: u64) {
         if self.is_paused {
             self.is_paused = false;
-            files.set_reported(&self.socket, token, true);
+            files.set_reported(self.socket(), token, true);
         }
     }
 
@@ -122,7 +194,7 @@ impl Engine {
                 return listening.pause(&self.files, token);
             }
             let (of, bound) = ((token, listening.service), listening.bound);
-            let socket = match accept_from(&listening.socket) {
+            let socket = match accept_from(listening.socket()) {
                 Ok(Some(socket)) => socket,
                 Ok(None) | Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(Errno::AGAIN) => return,

@@ -16,7 +16,7 @@ mod remote;
 mod socket;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -31,11 +31,12 @@ use rustix::io::Errno;
 use self::files::{FIRST_KEY, Files, MADS, set};
 use self::gateway::Gateway;
 use self::hub::Member;
-use self::listening::Listening;
+use self::listening::{Bound, Listening, Name};
 use self::path::Request;
 use self::peer::{Peer, Port};
 use crate::error::{End, Error};
 use crate::event::Happening;
+use crate::options::BindOptions;
 
 /// The next token, which is unique in the process.
 static NEXT: AtomicU64 = AtomicU64::new(FIRST_KEY);
@@ -77,10 +78,10 @@ struct State {
 /// A port that no other listener of the device can have. It is free when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Reserved {
-    socket: OwnedFd,
+    name: Arc<Name>,
     service: ServiceId,
     pub(crate) port: u16,
-    bound: Option<IpAddr>,
+    bound: Bound,
 }
 
 /// A listener or connection, which ends when this is dropped.
@@ -156,33 +157,40 @@ impl Engine {
         Handle { engine: Arc::clone(self), token }
     }
 
-    /// Reserves a port; 0 selects a free one.
+    /// Reserves a port at an address of this host; 0 selects a free one.
     pub(crate) fn reserve(
         &self,
         space: PortSpace,
-        port: u16,
-        bound: Option<IpAddr>,
+        address: SocketAddr,
+        options: BindOptions,
     ) -> Result<Reserved, Error> {
         self.check_process()?;
-        let device = self.context().device();
-        let reserved = listening::bind(device.guid(), space, port);
-        let (socket, port) = reserved.map_err(|errno| match errno {
-            Errno::ADDRINUSE => Error::PortInUse { port, device: device.name().to_owned() },
+        let (device, port) = (self.context().device().guid(), address.port());
+        let reserved = listening::bind(device, space, port, options.is_shared);
+        let (name, port) = reserved.map_err(|errno| self.not_bound(port, errno))?;
+        let bound = Bound { ip: address.ip(), is_one_version: options.is_one_ip_version };
+        Ok(Reserved { name, service: space.service_id(port), port, bound })
+    }
+
+    /// Returns the error of a port that was not bound.
+    fn not_bound(&self, port: u16, errno: Errno) -> Error {
+        match errno {
+            Errno::ADDRINUSE => {
+                Error::PortInUse { port, device: self.context().device().name().to_owned() }
+            }
             errno => Error::system("listen")(errno),
-        })?;
-        Ok(Reserved { socket, service: space.service_id(port), port, bound })
+        }
     }
 
     /// Listens at a reserved port.
     pub(crate) fn listen(self: &Arc<Self>, reserved: Reserved) -> Result<Handle, Error> {
         self.check_process()?;
-        let failed = Error::system("listen");
-        let Reserved { socket, service, bound, .. } = reserved;
-        socket::listen_on(&socket).map_err(&failed)?;
+        let Reserved { name, service, port, bound } = reserved;
+        name.listen().map_err(|errno| self.not_bound(port, errno))?;
         let token = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut state = self.locked();
-        self.files.add(&socket, token).map_err(failed)?;
-        state.listeners.insert(token, Listening::new(socket, service, bound));
+        self.files.add(name.socket(), token).map_err(Error::system("listen"))?;
+        state.listeners.insert(token, Listening::new(name, service, bound));
         self.listen_outside(&state, service);
         drop(state);
         Ok(self.handle(token))
@@ -196,7 +204,7 @@ impl Engine {
         if let Some(local) = request.source() {
             let mut state = self.locked();
             self.connect_outside(&mut state, (token, local), request)
-                .map_err(|_| Error::QueuePair)?;
+                .map_err(|refusal| Error::refused(refusal, || End::PeerGone))?;
             self.finish(&mut state, token);
             return Ok(handle);
         }
@@ -205,7 +213,7 @@ impl Engine {
                 let mut state = self.locked();
                 self.files.add(&socket, token).map_err(Error::system("connect"))?;
                 let peer = Peer::connect(token, self.now(), &self.port, socket, request)
-                    .map_err(|_| Error::QueuePair)?;
+                    .map_err(|refusal| Error::refused(refusal, || End::PeerGone))?;
                 state.peers.insert(token, peer);
                 self.finish(&mut state, token);
                 return Ok(handle);
@@ -236,7 +244,8 @@ impl Engine {
         let changed = state.peers.get_mut(&token).map(|peer| change(peer, now));
         let result = match changed {
             Some(Ok(())) => Ok(()),
-            Some(Err(_)) | None => Err(Error::Ended(state.take_end(token))),
+            Some(Err(refusal)) => Err(Error::refused(refusal, || state.take_end(token))),
+            None => Err(Error::Ended(state.take_end(token))),
         };
         self.finish(&mut state, token);
         result

@@ -9,7 +9,7 @@ use rdma_proto::cm::{
     Address, CommId, Error as Refusal, IpCmHeader, Manager, PortSpace, ServiceId, Transmit,
 };
 use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairEndpoint, QueuePairType};
-use rdma_types::{Lid, Pkey};
+use rdma_types::{AckTimeout, Lid, Pkey};
 
 use crate::error::Error;
 use crate::parameters::{Parameters, Route};
@@ -20,8 +20,6 @@ const PERMISSIVE_LID: Lid = Lid::new(0xffff);
 const DEFAULT_PKEY: Pkey = Pkey::new(0xffff);
 /// The code of 4.3 s: the time between repetitions, as in Linux.
 const RESPONSE_TIMEOUT: u8 = 20;
-/// The code of 67 ms: the ACK timeout in the path.
-const ACK_TIMEOUT: u8 = 14;
 /// The number of repetitions, as in Linux.
 const RETRIES: u8 = 15;
 /// The number of retries of packets, with and without a receive request: the maximum.
@@ -81,6 +79,8 @@ pub(crate) struct Request {
     remote: Address,
     gid_type: GidType,
     mtu: Mtu,
+    traffic_class: u8,
+    ack_timeout: AckTimeout,
     ends: Ends,
     private_data: Vec<u8>,
     /// The local address, if the peer is on another host.
@@ -91,14 +91,19 @@ impl Request {
     /// Creates the request of a queue pair. `source` is the local address if `to` is on another host. Otherwise, both
     /// ends have the address `to`, and the same device.
     pub(crate) fn new(
-        endpoint: QueuePairEndpoint,
+        device: &str,
+        queue_pair: &PreparedQueuePair,
         to: SocketAddr,
         source: Option<Gid>,
         private_data: &[u8],
     ) -> Result<Self, Error> {
-        let is_connected = matches!(endpoint.qp_type(), QueuePairType::RC | QueuePairType::UC);
+        let endpoint = queue_pair.endpoint();
+        let qp_type = endpoint.qp_type();
+        if !matches!(qp_type, QueuePairType::RC | QueuePairType::UC) {
+            return Err(Error::NotConnected { qp_type });
+        }
         let (own, gid_type) =
-            address_of(&endpoint).filter(|_| is_connected).ok_or(Error::QueuePair)?;
+            address_of(&endpoint).ok_or_else(|| Error::NoAddress { device: device.into() })?;
         let (local, remote, gid_type) = match source {
             None => (own, own, gid_type),
             Some(source) => (Address::Gid(source), Address::Gid(gid_of(to.ip())), GidType::ROCE_V2),
@@ -108,6 +113,8 @@ impl Request {
             remote,
             gid_type,
             mtu: endpoint.mtu(),
+            traffic_class: queue_pair.traffic_class(),
+            ack_timeout: queue_pair.ack_timeout(),
             source: SocketAddr::new(source.map_or(to.ip(), ip_of), 0),
             destination: to,
             is_outside: source.is_some(),
@@ -141,6 +148,8 @@ impl Request {
             remote: route.remote,
             gid_type: route.gid_type,
             mtu: route.mtu,
+            traffic_class: route.traffic_class,
+            ack_timeout: route.ack_timeout,
             ends,
             private_data: data,
             source,
@@ -173,11 +182,10 @@ impl Request {
         manager: &mut Manager,
         now: Time,
     ) -> Result<(CommId, Transmit), Refusal> {
-        let [response, ack] = [RESPONSE_TIMEOUT, ACK_TIMEOUT]
-            .map(|code| Timeout::from_code(code).unwrap_or_default());
+        let response = Timeout::from_code(RESPONSE_TIMEOUT).unwrap_or_default();
         match self.ends {
             Ends::Connection(parameters) => {
-                manager.connect(now, self.remote, &self.offer(&parameters, response, ack))
+                manager.connect(now, self.remote, &self.offer(&parameters, response))
             }
             Ends::Query => {
                 let (service_id, private_data) = (self.service, &self.private_data[..]);
@@ -187,7 +195,7 @@ impl Request {
         }
     }
 
-    fn offer(&self, own: &Parameters, response: Timeout, ack: Timeout) -> Offer<'_> {
+    fn offer(&self, own: &Parameters, response: Timeout) -> Offer<'_> {
         Offer {
             service_id: self.service,
             qpn: own.qpn,
@@ -204,9 +212,32 @@ impl Request {
             srq: own.srq,
             p_key: DEFAULT_PKEY,
             mtu_code: self.mtu.code(),
-            primary: path(self.local, self.remote, ack),
+            primary: self.path(),
             private_data: &self.private_data,
             ..Offer::default()
+        }
+    }
+
+    fn path(&self) -> Path {
+        let path = Path {
+            traffic_class: self.traffic_class,
+            hop_limit: HOP_LIMIT,
+            subnet_local: true,
+            ack_timeout: Timeout::from_code(self.ack_timeout.code()).unwrap_or_default(),
+            ..Path::default()
+        };
+        match (self.local, self.remote) {
+            (Address::Lid(local_lid), Address::Lid(remote_lid)) => {
+                Path { local_lid, remote_lid, ..path }
+            }
+            (Address::Gid(local_gid), Address::Gid(remote_gid)) => Path {
+                local_lid: PERMISSIVE_LID,
+                remote_lid: PERMISSIVE_LID,
+                local_gid,
+                remote_gid,
+                ..path
+            },
+            _ => path,
         }
     }
 
@@ -228,23 +259,6 @@ impl Request {
             ..Parameters::new(answer.qpn, answer.psn)
         };
         (at(peer, self.remote, self.gid_type, self.source), parameters)
-    }
-}
-
-fn path(local: Address, remote: Address, ack_timeout: Timeout) -> Path {
-    let path = Path { hop_limit: HOP_LIMIT, subnet_local: true, ack_timeout, ..Path::default() };
-    match (local, remote) {
-        (Address::Lid(local_lid), Address::Lid(remote_lid)) => {
-            Path { local_lid, remote_lid, ..path }
-        }
-        (Address::Gid(local_gid), Address::Gid(remote_gid)) => Path {
-            local_lid: PERMISSIVE_LID,
-            remote_lid: PERMISSIVE_LID,
-            local_gid,
-            remote_gid,
-            ..path
-        },
-        _ => path,
     }
 }
 
@@ -309,6 +323,8 @@ pub(super) fn requester<'a>(
     };
     let mut route = incoming(context, (from, local), offer.service_id, &header)?;
     route.mtu = offer.mtu()?;
+    route.traffic_class = offer.primary.traffic_class;
+    route.ack_timeout = AckTimeout::from_code(offer.primary.ack_timeout.code()).unwrap_or_default();
     let endpoint = at(peer, from, route.gid_type, local);
     Some(Requester { endpoint, parameters, route, private_data })
 }
@@ -356,6 +372,8 @@ fn incoming(
         remote: from,
         gid_type,
         mtu: Mtu::MTU1024,
+        traffic_class: 0,
+        ack_timeout: AckTimeout::default(),
         source: SocketAddr::new(local.map_or(header.destination(), ip_of), port),
         destination: SocketAddr::new(remote_ip, header.source_port()),
         is_outside: local.is_some(),

@@ -1,6 +1,5 @@
 //! One connection: its stage, and the events of the protocol.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -18,6 +17,7 @@ use rustix::io::Errno;
 use super::files::set;
 use super::gateway::Gateway;
 use super::line::Line;
+use super::listening::Bound;
 use super::path::{Request, answer, claimed, ip_of, querier, requester};
 use super::socket::receive_mad;
 use crate::error::End;
@@ -82,8 +82,8 @@ pub(super) enum Role {
     Active(Request),
     Passive {
         listener: u64,
-        /// The IP address to which the listener is bound, if to a specific one.
-        bound: Option<IpAddr>,
+        /// The addresses at which the listener accepts requests.
+        bound: Bound,
         /// The active end's queue pair, once its REQ has arrived.
         requester: Option<Box<QueuePairEndpoint>>,
         /// Whether its REQ or SIDR_REQ has arrived.
@@ -147,7 +147,7 @@ impl Peer {
         port: &Port,
         socket: OwnedFd,
         (listener, service): (u64, ServiceId),
-        bound: Option<IpAddr>,
+        bound: Bound,
     ) -> Result<Self, Refusal> {
         let mut manager = Box::new(port.manager());
         manager.listen(service)?;
@@ -160,12 +160,12 @@ impl Peer {
         token: u64,
         gateway: &Arc<Gateway>,
         listener: u64,
-        bound: Option<IpAddr>,
+        bound: Bound,
     ) -> Self {
         Self::passive(token, Line::Gateway(Arc::clone(gateway)), listener, bound)
     }
 
-    const fn passive(token: u64, line: Line, listener: u64, bound: Option<IpAddr>) -> Self {
+    const fn passive(token: u64, line: Line, listener: u64, bound: Bound) -> Self {
         let role = Role::Passive { listener, bound, requester: None, has_asked: false };
         Self {
             token,
@@ -392,7 +392,7 @@ impl Peer {
         let Role::Passive { bound, requester, has_asked, .. } = &mut self.role else {
             return Err(Reason::UNSUPPORTED);
         };
-        if bound.is_some_and(|bound| !is_same(bound, route.source.ip())) {
+        if !bound.covers(route.source.ip()) {
             return Err(Reason::INVALID_SERVICE_ID);
         }
         (*requester, *has_asked) = (from, true);
@@ -510,14 +510,6 @@ impl Peer {
             }
         };
     }
-}
-
-/// Returns true if both addresses lead to the same listener. The two addresses of `localhost` do, as either may be the
-/// first one that the name resolves to.
-fn is_same(one: IpAddr, other: IpAddr) -> bool {
-    const LOCALHOST: [IpAddr; 2] =
-        [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
-    one == other || [one, other].iter().all(|ip| LOCALHOST.contains(ip))
 }
 
 fn rejected(rejection: &Rejection<'_>) -> End {

@@ -4,6 +4,7 @@
 mod common;
 mod connecting;
 mod hostile;
+mod options;
 mod orders;
 mod other_hosts;
 mod parts;

@@ -3,10 +3,13 @@
 use std::thread;
 use std::time::Duration;
 
-use rdma_cm::{End, Error, Listener, Mtu, Reason};
+use rdma_cm::unmanaged::{self, Parameters, PortSpace};
+use rdma_cm::{End, Error, EventChannel, Listener, Mtu, Reason};
 use rdma_qp::{QueuePairType, prelude::*};
+use rdma_types::{Psn, Qpn};
 
 use crate::common::{LIMIT, Node, open};
+use crate::other_hosts::Host;
 
 fn ended<T: std::fmt::Debug>(result: Result<T, Error>) -> End {
     match result {
@@ -151,7 +154,10 @@ fn queue_pairs_that_do_not_fit_are_refused() {
     let resolved = node.channel.resolve(listener.local_address()).unwrap();
     let new = || node.pd.create_qp().send_cq(&node.cq).recv_cq(&node.cq);
     let datagrams = new().qp_type(QueuePairType::UD).build().unwrap();
-    assert!(matches!(resolved.connect(datagrams, b""), Err(Error::QueuePair)));
+    assert_eq!(
+        resolved.connect(datagrams, b"").unwrap_err().to_string(),
+        "queue pairs of type UD (unreliable datagrams) are not connected: build one of type RC or UC"
+    );
 
     let connecting = resolved.connect(node.queue_pair(), b"").unwrap();
     let small = new().mtu(Mtu::MTU256).build().unwrap();
@@ -171,6 +177,29 @@ fn queue_pairs_that_do_not_fit_are_refused() {
     let active = connecting.wait(LIMIT).unwrap().establish().unwrap();
     assert_eq!(active.queue_pair().qp_type(), QueuePairType::UC);
     assert!(accepted.wait(LIMIT).is_ok());
+}
+
+#[test]
+fn a_port_without_an_address_is_named() {
+    rdma_soft::Builder::new("no-address").gids([]).install().unwrap();
+    let channel = EventChannel::open(&open("no-address")).unwrap();
+    let error = unmanaged::route(&channel, "127.0.0.1:9".parse().unwrap()).unwrap_err();
+    assert!(
+        error.to_string().starts_with("the port of `no-address` has no address: check that it"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_queue_pair_has_one_connection_to_another_host() {
+    let (near, far) = (Host::new(), Host::new());
+    let channel = near.node().channel;
+    let route = unmanaged::route(&channel, (far.ip, 9).into()).unwrap();
+    let parameters = Parameters::new(Qpn::masked(7), Psn::masked(8));
+    let connect = || unmanaged::connect(&channel, PortSpace::Tcp, &route, &parameters, b"");
+    let _first = connect().unwrap();
+    let error = connect().unwrap_err();
+    assert!(matches!(error, Error::QueuePairInUse { qpn } if qpn.get() == 7), "{error}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use rdma_cm::unmanaged::{self, Answered, Event, Id, Parameters, PortSpace, Route, SidrStatus};
-use rdma_cm::{End, Error, EventChannel, IdToken, Reason};
+use rdma_cm::{BindOptions, End, Error, EventChannel, IdToken, Reason};
 use rdma_types::{Psn, Qpn};
 
 use crate::common::{LIMIT, disconnected, open};
@@ -19,7 +19,7 @@ fn listen(
     space: PortSpace,
     mut address: SocketAddr,
 ) -> (Id, Route) {
-    let port = unmanaged::bind(far, space, address).unwrap();
+    let port = unmanaged::bind(far, space, address, BindOptions::new()).unwrap();
     address.set_port(port.number());
     let listener = unmanaged::listen(far, port).unwrap();
     (listener, unmanaged::route(near, address).unwrap())
@@ -109,19 +109,20 @@ fn a_packet_can_establish_a_connection_before_its_confirmation() {
 #[test]
 fn a_reserved_port_rejects_requests_and_is_in_use() {
     let channel = EventChannel::open(&open("soft0")).unwrap();
-    let port = unmanaged::bind(&channel, PortSpace::Tcp, "127.0.0.1:0".parse().unwrap()).unwrap();
+    let bind = |space, address| unmanaged::bind(&channel, space, address, BindOptions::new());
+    let port = bind(PortSpace::Tcp, "127.0.0.1:0".parse().unwrap()).unwrap();
     let address = SocketAddr::from(([127, 0, 0, 1], port.number()));
-    let again = unmanaged::bind(&channel, PortSpace::Tcp, address);
+    let again = bind(PortSpace::Tcp, address);
     assert!(matches!(again, Err(Error::PortInUse { .. })), "{again:?}");
     // Each port space has its own ports.
-    drop(unmanaged::bind(&channel, PortSpace::Udp, address).unwrap());
+    drop(bind(PortSpace::Udp, address).unwrap());
     let route = unmanaged::route(&channel, address).unwrap();
     let parameters = Parameters::new(Qpn::masked(7), Psn::masked(8));
     let client = unmanaged::connect(&channel, PortSpace::Tcp, &route, &parameters, b"").unwrap();
     let (of, Event::Ended(End::Rejected { reason, .. })) = next(&channel) else { panic!() };
     assert_eq!((of, reason), (client.token(), Reason::INVALID_SERVICE_ID));
     drop(port);
-    unmanaged::bind(&channel, PortSpace::Tcp, address).unwrap();
+    bind(PortSpace::Tcp, address).unwrap();
 }
 
 /// Queries a service from one channel to another, and answers as `answer` does.

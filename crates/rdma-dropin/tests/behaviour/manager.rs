@@ -9,11 +9,15 @@ const HEADER: &str = "/usr/include/rdma/rdma_cma.h";
 
 /// Runs a case of the program. It prints nothing on standard output, and exits with an error if something is wrong.
 fn passes(case: &str) {
+    passes_in("manager.c", case);
+}
+
+fn passes_in(program: &str, case: &str) {
     if !Path::new(HEADER).exists() {
         println!("skipped: {HEADER} does not exist (Debian: apt-get install librdmacm-dev)");
         return;
     }
-    if let Some(text) = c_programs::run("manager.c", |program| _ = program.arg(case)) {
+    if let Some(text) = c_programs::run(program, |program| _ = program.arg(case)) {
         assert_eq!(text, "", "{case}");
     }
 }
@@ -91,6 +95,21 @@ fn a_program_can_move_its_own_queue_pairs() {
 #[test]
 fn the_death_of_a_process_disconnects_its_peer() {
     passes("death");
+}
+
+#[test]
+fn both_ends_send_with_the_traffic_class_and_the_timeout_of_the_active_end() {
+    passes_in("manager_options.c", "path");
+}
+
+#[test]
+fn ids_that_reuse_an_address_share_its_port() {
+    passes_in("manager_options.c", "shared port");
+}
+
+#[test]
+fn a_listener_of_one_address_family_rejects_requests_of_the_other() {
+    passes_in("manager_options.c", "one IP version");
 }
 
 #[test]

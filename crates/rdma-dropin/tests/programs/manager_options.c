@@ -1,0 +1,139 @@
+/* Options of librdmacm, with both ends in this process. The argument names the case. */
+#include "manager.h"
+
+#include <netinet/in.h>
+
+static int set(struct rdma_cm_id *id, int option, int value)
+{
+	uint8_t byte = value;
+	int is_byte = option == RDMA_OPTION_ID_TOS || option == RDMA_OPTION_ID_ACK_TIMEOUT;
+	return rdma_set_option(id, RDMA_OPTION_ID, option, is_byte ? (void *)&byte : (void *)&value,
+		is_byte ? sizeof(byte) : sizeof(value));
+}
+
+/* Both ends send with the traffic class and the ACK timeout that the active end chose. */
+static void path(void)
+{
+	struct rdma_cm_id *listening = listener(RDMA_PS_TCP), *ends[2];
+	struct rdma_conn_param param = { .retry_count = 7 };
+	struct rdma_cm_event *event;
+	uint16_t port = ntohs(rdma_get_src_port(listening));
+	CHECK(rdma_create_id(channel, &ends[0], NULL, RDMA_PS_TCP) == 0);
+	CHECK(set(ends[0], RDMA_OPTION_ID_ACK_TIMEOUT, 32) == -1 && errno == EINVAL);
+	CHECK(set(ends[0], RDMA_OPTION_ID_ACK_TIMEOUT, 17) == 0);
+	CHECK(set(ends[0], RDMA_OPTION_ID_TOS, 0x68) == 0);
+	CHECK(rdma_resolve_addr(ends[0], NULL, localhost(port), 1000) == 0);
+	pass(RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(rdma_resolve_route(ends[0], 1000) == 0);
+	pass(RDMA_CM_EVENT_ROUTE_RESOLVED);
+	create_qp(ends[0]);
+	CHECK(rdma_connect(ends[0], &param) == 0);
+	event = expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+	ends[1] = event->id;
+	CHECK(rdma_ack_cm_event(event) == 0);
+	create_qp(ends[1]);
+	CHECK(rdma_accept(ends[1], &param) == 0);
+	pass(RDMA_CM_EVENT_ESTABLISHED);
+	pass(RDMA_CM_EVENT_ESTABLISHED);
+	for (int i = 0; i < 2; i++) {
+		struct ibv_qp_init_attr init;
+		struct ibv_qp_attr attr;
+		CHECK(ibv_query_qp(ends[i]->qp, &attr, IBV_QP_AV | IBV_QP_TIMEOUT, &init) == 0);
+		CHECK(attr.timeout == 17 && attr.ah_attr.grh.traffic_class == 0x68);
+		CHECK(ends[i]->route.path_rec->traffic_class == 0x68);
+		end(ends[i]);
+	}
+	end(listening);
+}
+
+/* Returns an ID that is bound to a port, or NULL if the port is in use. */
+static struct rdma_cm_id *bound(uint16_t port, int is_shared)
+{
+	struct rdma_cm_id *id;
+	CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(set(id, RDMA_OPTION_ID_REUSEADDR, is_shared) == 0);
+	if (rdma_bind_addr(id, localhost(port)) == 0)
+		return id;
+	CHECK(errno == EADDRINUSE);
+	CHECK(rdma_destroy_id(id) == 0);
+	return NULL;
+}
+
+/* IDs with the option share a port. Only one of them listens, before the others are bound. */
+static void shared_port(void)
+{
+	struct rdma_cm_id *first = bound(0, 1), *second;
+	uint16_t port = ntohs(rdma_get_src_port(first));
+	CHECK(!bound(port, 0));
+	CHECK((second = bound(port, 1)));
+	CHECK(rdma_listen(first, 1) == -1 && errno == EADDRINUSE);
+	end(second);
+	end(first);
+
+	CHECK((first = bound(port, 1)));
+	CHECK(rdma_listen(first, 1) == 0);
+	CHECK((second = bound(port, 1)));
+	/* The second ID requests a connection from this port. */
+	CHECK(rdma_resolve_addr(second, NULL, localhost(port), 1000) == 0);
+	pass(RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(ntohs(rdma_get_src_port(second)) == port);
+	CHECK(set(second, RDMA_OPTION_ID_REUSEADDR, 0) == -1 && errno == EINVAL);
+	end(second);
+	end(first);
+	CHECK((first = bound(port, 0)));
+	end(first);
+}
+
+/* Returns the status of a request to a port of 127.0.0.1 after its rejection, or 0. */
+static int status(uint16_t port)
+{
+	struct rdma_cm_id *client = resolved(port, RDMA_PS_TCP);
+	struct rdma_conn_param param = { .retry_count = 7 };
+	struct rdma_cm_event *event;
+	int result = 0;
+	create_qp(client);
+	CHECK(rdma_connect(client, &param) == 0);
+	CHECK(rdma_get_cm_event(channel, &event) == 0);
+	if (event->event == RDMA_CM_EVENT_REJECTED) {
+		result = event->status;
+		CHECK(rdma_ack_cm_event(event) == 0);
+	} else {
+		struct rdma_cm_id *id = event->id;
+		CHECK(event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
+		CHECK(rdma_ack_cm_event(event) == 0);
+		CHECK(rdma_reject(id, NULL, 0) == 0);
+		end(id);
+		event = expect(RDMA_CM_EVENT_REJECTED);
+		CHECK(rdma_ack_cm_event(event) == 0);
+	}
+	end(client);
+	return result;
+}
+
+/* A listener with the option rejects requests to addresses of the other IP version. */
+static void one_ip_version(void)
+{
+	for (int is_one = 0; is_one < 2; is_one++) {
+		struct sockaddr_in6 any = { .sin6_family = AF_INET6 };
+		struct rdma_cm_id *id;
+		CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
+		CHECK(set(id, RDMA_OPTION_ID_AFONLY, is_one) == 0);
+		CHECK(rdma_bind_addr(id, (struct sockaddr *)&any) == 0);
+		CHECK(rdma_listen(id, 1) == 0);
+		CHECK(status(ntohs(rdma_get_src_port(id))) == (is_one ? 8 : 0));
+		end(id);
+	}
+}
+
+static const struct test_case cases[] = {
+	{ "path", path }, { "shared port", shared_port },
+	{ "one IP version", one_ip_version },
+};
+
+int main(int argc, char **argv)
+{
+	/* A missing event ends the program. */
+	alarm(60);
+	CHECK((channel = rdma_create_event_channel()));
+	return run_case(cases, sizeof(cases) / sizeof(cases[0]), argv[1]);
+}
