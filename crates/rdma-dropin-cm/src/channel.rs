@@ -19,6 +19,7 @@ use crate::devices::{self, locked};
 use crate::errors::fail;
 use crate::event::Waiting;
 use crate::id::{self, Id};
+use crate::semaphore::Semaphore;
 
 /// A channel. The program has a pointer to its beginning.
 #[repr(C)]
@@ -28,6 +29,8 @@ pub(crate) struct Channel {
     queue: Mutex<VecDeque<Waiting>>,
     /// The number of calls that wait for an event. A call whose thread was cancelled counts, too.
     waits: AtomicU32,
+    /// Wakes these calls.
+    wakes: Semaphore,
 }
 
 impl Channel {
@@ -40,6 +43,7 @@ impl Channel {
             file: Mutex::new(Some(file)),
             queue: Mutex::default(),
             waits: AtomicU32::new(0),
+            wakes: Semaphore::new(),
         }))
     }
 
@@ -81,6 +85,8 @@ impl Channel {
     pub(crate) fn add(&self, event: Waiting) {
         let mut queue = locked(&self.queue);
         queue.push_back(event);
+        // A call that does not count yet finds the event.
+        self.wakes.post_up_to(self.waits.load(Ordering::Acquire));
         if queue.len() > 1 {
             return;
         }
@@ -126,12 +132,7 @@ impl Channel {
             if flags.contains(OFlags::NONBLOCK) {
                 return Err(libc::EAGAIN);
             }
-            // The function of the C library is used because it is a cancellation point.
-            let mut polled = libc::pollfd { fd: self.shown.fd, events: libc::POLLIN, revents: 0 };
-            // SAFETY: the call writes to one struct (poll(2), SAFETY.md F15).
-            if unsafe { libc::poll(&raw mut polled, 1, -1) } < 0 {
-                return Err(rdma_sys::Errno::last().raw());
-            }
+            self.wakes.wait()?;
         }
     }
 

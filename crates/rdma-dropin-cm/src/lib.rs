@@ -28,3 +28,4 @@ mod lacking;
 mod library;
 mod options;
 mod queue_pair;
+mod semaphore;

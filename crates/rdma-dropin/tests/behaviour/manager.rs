@@ -113,6 +113,11 @@ fn a_listener_of_one_address_family_rejects_requests_of_the_other() {
 }
 
 #[test]
+fn a_call_that_waits_for_an_event_is_restarted_after_a_signal() {
+    passes_in("manager_options.c", "restart");
+}
+
+#[test]
 fn functions_that_the_library_lacks_explain_it_once() {
     let lines = c_programs::with_program("lacking.c", |mut program| {
         let output = program.output().unwrap();

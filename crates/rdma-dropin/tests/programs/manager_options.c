@@ -1,4 +1,4 @@
-/* Options of librdmacm, with both ends in this process. The argument names the case. */
+/* Options and signals of librdmacm, with both ends in this process. The argument names the case. */
 #include "manager.h"
 
 #include <netinet/in.h>
@@ -125,9 +125,60 @@ static void one_ip_version(void)
 	}
 }
 
+static volatile sig_atomic_t signals;
+static volatile int returned;
+
+static void count(int number)
+{
+	(void)number;
+	signals++;
+}
+
+static void *get_event(void *result)
+{
+	struct rdma_cm_event *event;
+	*(int *)result = rdma_get_cm_event(channel, &event) == 0 ? 0 : errno;
+	if (*(int *)result == 0)
+		CHECK(rdma_ack_cm_event(event) == 0);
+	returned = 1;
+	return NULL;
+}
+
+/* Returns the error of a call that waits for an event while its thread gets signals. */
+static int interrupted(int flags)
+{
+	struct sigaction action = { .sa_handler = count, .sa_flags = flags };
+	struct rdma_cm_id *id;
+	pthread_t thread;
+	int result = -1;
+	returned = 0;
+	CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+	CHECK(pthread_create(&thread, NULL, get_event, &result) == 0);
+	/* Without SA_RESTART, one of the signals arrives during the call. */
+	for (int i = 0; !returned && (i < 20 || !(flags & SA_RESTART)); i++) {
+		int before = signals;
+		CHECK(pthread_kill(thread, SIGUSR1) == 0);
+		while (signals == before)
+			usleep(100);
+		usleep(10000);
+	}
+	CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, localhost(9), 1000) == 0);
+	CHECK(pthread_join(thread, NULL) == 0);
+	end(id);
+	return result;
+}
+
+/* A call that waits is restarted like a system call of the kernel's rdma_cm. */
+static void restart(void)
+{
+	CHECK(interrupted(0) == EINTR);
+	CHECK(interrupted(SA_RESTART) == 0);
+}
+
 static const struct test_case cases[] = {
 	{ "path", path }, { "shared port", shared_port },
-	{ "one IP version", one_ip_version },
+	{ "one IP version", one_ip_version }, { "restart", restart },
 };
 
 int main(int argc, char **argv)
