@@ -88,6 +88,8 @@ pub use buffer::view::{BufferExt, BufferSlice};
 pub use connection::Connection;
 #[cfg(all(not(loom), feature = "cm"))]
 pub use control::cm::CmListener;
+#[cfg(all(not(loom), feature = "cm"))]
+pub use control::cm::incoming::CmIncoming;
 #[cfg(not(loom))]
 pub use control::endpoint::Endpoint;
 #[cfg(not(loom))]

@@ -26,6 +26,8 @@ fn error<T: std::error::Error + Send + Sync + 'static>() {}
 fn shared_types_are_send_and_sync() {
     #[cfg(feature = "cm")]
     shared::<rdma_async::CmListener>();
+    #[cfg(feature = "cm")]
+    shared::<rdma_async::CmIncoming>();
     shared::<Connection>();
     shared::<Driver>();
     shared::<Endpoint>();

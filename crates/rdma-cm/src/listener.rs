@@ -1,6 +1,8 @@
 //! The passive end: listeners, and requests for connections.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_proto::cm::PortSpace;
@@ -221,6 +223,15 @@ impl Accepted {
     #[must_use]
     pub const fn id(&self) -> IdToken {
         self.handle.id()
+    }
+
+    /// Returns a file that becomes readable when the peer is ready, or when a thread must process messages. It must then
+    /// pass the connection's event to [`advance`](Self::advance). The first call opens two files.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the process cannot open another file.
+    pub fn file(&self) -> Result<Arc<OwnedFd>, Error> {
+        self.handle.engine.file_of(self.handle.token, false)
     }
 
     /// Returns the queue pair. It can receive, but must not send before the connection is established.

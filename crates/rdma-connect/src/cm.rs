@@ -92,6 +92,21 @@ pub fn not_connected(error: Error, address: SocketAddr, limit: Duration) -> Conn
     }
 }
 
+/// Returns the error of a client that was not connected within `limit` after its request was accepted.
+#[must_use]
+pub fn not_accepted(error: Error, address: SocketAddr, limit: Duration) -> ConnectError {
+    match error {
+        Error::Ended(_) => {
+            ConnectError::Closed { address, awaited: "it had confirmed the connection" }
+        }
+        Error::TimedOut { .. } => ConnectError::Timeout {
+            limit,
+            awaited: format!("confirmation of the client at {address}: check its program"),
+        },
+        error => failed(error, || format!("accepting the client at {address}")),
+    }
+}
+
 /// Returns the error of a server that could not listen.
 #[must_use]
 pub fn not_listening(error: Error, address: SocketAddr) -> ConnectError {
@@ -118,6 +133,9 @@ pub fn failed(error: Error, tried: impl FnOnce() -> String) -> ConnectError {
         error => {
             let kind = match error {
                 Error::NoRoute { .. } => io::ErrorKind::HostUnreachable,
+                Error::QueuePairInUse { .. } | Error::TooManyConnections { .. } => {
+                    io::ErrorKind::ResourceBusy
+                }
                 _ => io::ErrorKind::Unsupported,
             };
             ConnectError::Io { tried: tried(), source: io::Error::new(kind, error) }

@@ -30,8 +30,6 @@
 use rdma_channel::ConnectError;
 use tokio::net::ToSocketAddrs;
 
-#[cfg(feature = "cm")]
-pub use rdma_async::CmListener;
 pub use rdma_async::message;
 pub use rdma_async::{
     Atomic, BufferExt, BufferSlice, Connection, ConnectionCounters, ConnectionOptions, Descriptor,
@@ -41,6 +39,8 @@ pub use rdma_async::{
     Region, RemoteRegion, ReserveError, Reserved, ReservedEnd, RingMessage, Run, SendOut,
     SharedBuffer, Source, Target, Write,
 };
+#[cfg(feature = "cm")]
+pub use rdma_async::{CmIncoming, CmListener};
 #[cfg(feature = "serde")]
 pub use rdma_async::{ValueError, ValueExt};
 

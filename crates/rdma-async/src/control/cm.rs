@@ -1,5 +1,7 @@
 //! Connections by rdma_cm.
 
+pub(crate) mod incoming;
+
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -7,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rdma_cm::{Connecting, ConnectionId, End, EventChannel, Replied, Step};
+use rdma_cm::{Connecting, ConnectionId, End, Event, EventChannel, IdToken, Replied, Step};
 use rdma_connect::cm::{self, CmClient, CmClients, MakeCmEnds};
 use rdma_connect::{CloseReason, ConnectError, Farewell};
 use rdma_qp::{Error, PreparedQueuePair, QueuePair, QueuePairBuilder};
@@ -20,6 +22,7 @@ use tokio::time::{sleep, timeout};
 use tracing::field::{Empty, display};
 use tracing::{Instrument as _, Span};
 
+use self::incoming::CmIncoming;
 use super::frame::Frame;
 use super::maker::Maker;
 use super::negotiate::blocking;
@@ -246,22 +249,59 @@ impl CmListener {
                 keep(connection.inner(), (id, file), (address, false), &self.options);
                 return Ok((connection, user_bytes));
             }
-            let (clients, more) = (Arc::clone(&self.clients), Arc::clone(&self.more));
-            let serve =
-                move || serve(&mut clients.lock().unwrap_or_else(PoisonError::into_inner), &more);
-            if blocking(serve).await? {
-                continue;
-            }
-            let next_end = self.locked().next_end(Instant::now());
-            // The readiness is cleared before events are handled, so that none is missed.
-            tokio::select! {
-                ready = self.file.readable() => {
-                    look_again(ready.map_err(|error| not_watched(error, self.address))?).await;
-                }
-                () = self.more.notified() => {}
-                () = sleep(next_end) => {}
-            }
+            self.progress(serve).await?;
         }
+    }
+
+    /// Waits for a client's request, which the program then [accepts](CmIncoming::accept) with an answer or
+    /// [rejects](CmIncoming::reject). If a client has already withdrawn its request, `accept` fails. Dropping the future
+    /// early loses no client.
+    ///
+    /// # Errors
+    /// [`ConnectError::Io`] if the system cannot wait, or too many files are open. The listener can be used again.
+    ///
+    /// # Examples
+    /// See [`CmIncoming`].
+    #[doc(alias = "rdma_get_request")]
+    pub async fn incoming(&self) -> Result<CmIncoming, ConnectError> {
+        loop {
+            if let Some(incoming) = self.take_request() {
+                return Ok(incoming);
+            }
+            self.progress(hold).await?;
+        }
+    }
+
+    fn take_request(&self) -> Option<CmIncoming> {
+        let mut clients = self.locked();
+        let request = clients.take_request()?;
+        if clients.holds_requests() {
+            self.more.notify_one();
+        }
+        let events = clients.events().clone();
+        Some(CmIncoming::new(request, events, Arc::clone(&self.clients), &self.options))
+    }
+
+    /// Handles events of the listener, or waits until there may be some.
+    async fn progress(
+        &self,
+        handle: fn(&mut CmClients<Maker>, &Notify) -> Result<bool, ConnectError>,
+    ) -> Result<(), ConnectError> {
+        let (clients, more) = (Arc::clone(&self.clients), Arc::clone(&self.more));
+        let handles = move || handle(&mut locked(&clients), &more);
+        if blocking(handles).await? {
+            return Ok(());
+        }
+        let next_end = self.locked().next_end(Instant::now());
+        // The readiness is cleared before events are handled, so that none is missed.
+        tokio::select! {
+            ready = self.file.readable() => {
+                look_again(ready.map_err(|error| not_watched(error, self.address))?).await;
+            }
+            () = self.more.notified() => {}
+            () = sleep(next_end) => {}
+        }
+        Ok(())
     }
 
     fn take(&self) -> Result<Option<CmClient<Connection>>, ConnectError> {
@@ -278,7 +318,7 @@ impl CmListener {
     }
 
     fn locked(&self) -> MutexGuard<'_, CmClients<Maker>> {
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.clients)
     }
 
     /// Returns the number of clients that the listener refused, or that disconnected before the program accepted them.
@@ -306,10 +346,37 @@ impl fmt::Debug for CmListener {
     }
 }
 
+fn locked(clients: &Mutex<CmClients<Maker>>) -> MutexGuard<'_, CmClients<Maker>> {
+    clients.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Handles events of a listener until there is a request for the program. Returns true if there is one.
+///
+/// The call of `incoming` that waits for this may have been dropped, so another one is notified of the request.
+fn hold(clients: &mut CmClients<Maker>, more: &Notify) -> Result<bool, ConnectError> {
+    loop {
+        let now = Instant::now();
+        clients.expire(now);
+        if clients.holds_requests() {
+            more.notify_one();
+            return Ok(true);
+        }
+        let event = clients.events().next_of(|id| clients.wants(id), Some(Duration::ZERO));
+        match event.map_err(|error| clients.failed(error))? {
+            Some(event) => _ = clients.handle_or_hold(event, now),
+            None => return Ok(false),
+        }
+    }
+}
+
 /// Handles events of a listener that have arrived. Returns true if there were any, or a client waits for the program.
 ///
 /// The call of `accept` that waits for this may have been dropped, so another one is notified of what is left.
 fn serve(clients: &mut CmClients<Maker>, more: &Notify) -> Result<bool, ConnectError> {
+    if clients.accept_held(Instant::now()) {
+        more.notify_one();
+        return Ok(true);
+    }
     for handled in 0..MANY {
         let now = Instant::now();
         clients.expire(now);
@@ -366,6 +433,28 @@ async fn look_again(mut ready: AsyncFdReadyGuard<'_, OwnedFd>) {
     }
 }
 
+/// Waits for the next event of a connection.
+async fn event_of(
+    id: IdToken,
+    events: &EventChannel,
+    file: &AsyncFd<OwnedFd>,
+    failed: impl Fn(rdma_cm::Error) -> ConnectError,
+) -> Result<Event, ConnectError> {
+    let next = || events.next_of(|of| of == id, Some(Duration::ZERO)).map_err(&failed);
+    loop {
+        if let Some(event) = next()? {
+            return Ok(event);
+        }
+        let ready = file.readable().await;
+        let source = |source| ConnectError::Io { tried: "waiting for an answer".into(), source };
+        let ready = ready.map_err(source)?;
+        match next()? {
+            Some(event) => return Ok(event),
+            None => look_again(ready).await,
+        }
+    }
+}
+
 /// Waits for the listener's answer, and connects the queue pair.
 async fn answered(
     connecting: Connecting,
@@ -373,20 +462,7 @@ async fn answered(
     file: &AsyncFd<OwnedFd>,
     failed: impl Fn(rdma_cm::Error) -> ConnectError,
 ) -> Result<Replied, ConnectError> {
-    let id = connecting.id();
-    let event = loop {
-        let event = events.next_of(|of| of == id, Some(Duration::ZERO)).map_err(&failed)?;
-        if let Some(event) = event {
-            break event;
-        }
-        let ready = file.readable().await;
-        let source = |source| ConnectError::Io { tried: "waiting for an answer".into(), source };
-        let ready = ready.map_err(source)?;
-        match events.next_of(|of| of == id, Some(Duration::ZERO)).map_err(&failed)? {
-            Some(event) => break event,
-            None => look_again(ready).await,
-        }
-    };
+    let event = event_of(connecting.id(), events, file, &failed).await?;
     // A device may take long to connect a queue pair.
     match blocking(move || Ok(connecting.advance(event))).await? {
         Step::Next(replied) => Ok(replied),

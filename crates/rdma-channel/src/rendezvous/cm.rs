@@ -193,7 +193,12 @@ pub(super) fn accept(
     };
     let accepted = request.prepare(qp).and_then(|accepting| accepting.accept(&data));
     let connection = accepted.and_then(|accepted| accepted.wait(limit));
-    finish(rest, connection.map_err(|error| not_accepted(error, address, limit))?, address, watch)
+    finish(
+        rest,
+        connection.map_err(|error| cm::not_accepted(error, address, limit))?,
+        address,
+        watch,
+    )
 }
 
 /// Waits for the next request, for the program to decide. Returns `None` if there is none before the deadline.
@@ -224,20 +229,6 @@ fn next_event(
         if event.is_some() || until.is_over(Instant::now()) {
             return Ok(event);
         }
-    }
-}
-
-/// Returns the error of a client that was not connected after its request was accepted.
-fn not_accepted(error: rdma_cm::Error, address: SocketAddr, limit: Duration) -> ConnectError {
-    match error {
-        rdma_cm::Error::Ended(_) => {
-            ConnectError::Closed { address, awaited: "it had confirmed the connection" }
-        }
-        rdma_cm::Error::TimedOut { .. } => ConnectError::Timeout {
-            limit,
-            awaited: format!("confirmation of the client at {address}: check its program"),
-        },
-        error => cm::failed(error, || format!("accepting the client at {address}")),
     }
 }
 

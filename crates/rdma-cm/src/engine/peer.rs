@@ -100,6 +100,8 @@ pub(crate) struct Peer {
     from: Option<Address>,
     /// The file that the program polls if there is no socket, and the eventfd that makes it readable.
     watched: Option<(Arc<OwnedFd>, OwnedFd)>,
+    /// Whether this file becomes readable only at the end.
+    watches_end: bool,
 }
 
 impl Peer {
@@ -138,7 +140,16 @@ impl Peer {
         line.send(req);
         let stage = if request.is_query() { Stage::Querying } else { Stage::Connecting };
         let from = Some(request.remote());
-        Self { token, line, stage, role: Role::Active(request), id: *id, from, watched: None }
+        Self {
+            token,
+            line,
+            stage,
+            role: Role::Active(request),
+            id: *id,
+            from,
+            watched: None,
+            watches_end: false,
+        }
     }
 
     /// Prepares for the REQ of an active end that has connected its socket to a listener.
@@ -175,6 +186,7 @@ impl Peer {
             id: CommId::NONE,
             from: None,
             watched: None,
+            watches_end: false,
         }
     }
 
@@ -201,11 +213,12 @@ impl Peer {
     /// The socket becomes readable for good only when the connection ends. Before that, another thread may have received
     /// a message when the program's thread looks.
     pub(super) fn file(&mut self, is_established: bool) -> Option<Arc<OwnedFd>> {
+        if self.watches_end != is_established {
+            // The eventfd may be readable because of an earlier event.
+            (self.watched, self.watches_end) = (None, is_established);
+        }
         match self.line.socket().filter(|_| is_established) {
-            Some(socket) => {
-                self.watched = None;
-                Some(Arc::clone(socket))
-            }
+            Some(socket) => Some(Arc::clone(socket)),
             None => self.watched.as_ref().map(|(file, _)| Arc::clone(file)),
         }
     }
@@ -479,8 +492,6 @@ impl Peer {
         let id = self.id;
         self.line.call(|manager| manager.ready(id, &[]))?;
         self.stage = Stage::Established;
-        // Its bell was rung for the answer. The next file becomes readable only at the end.
-        self.watched = None;
         Ok(())
     }
 

@@ -180,3 +180,37 @@ fn a_shared_channel_is_that_of_its_device() {
     let event = shared(&one).next_of(wants, Some(LIMIT)).unwrap().unwrap();
     assert!(listener.request(event).is_ok());
 }
+
+/// The file of the established connection is another one, which the confirmation does not make readable.
+#[test]
+fn the_file_of_an_accepted_request_is_readable_after_its_confirmation() {
+    for (client, server, listener) in ends() {
+        let resolved = client.channel.resolve(listener.local_address()).unwrap();
+        let connecting = resolved.connect(client.queue_pair(), b"").unwrap();
+        let request = listener.incoming(LIMIT).unwrap();
+        let accepting = request.prepare(server.queue_pair()).unwrap();
+        let accepted = accepting.accept(b"").unwrap();
+        let file = accepted.file().unwrap();
+        process(&server.channel);
+        assert!(!is_readable(&file));
+        let active = connecting.wait(LIMIT).unwrap().establish().unwrap();
+        let is_confirmed = |id| server.channel.next_of(|of| of == id, Some(Duration::ZERO));
+        let mut event = None;
+        until("the confirmation was received", || {
+            process(&server.channel);
+            assert!(event.is_none());
+            let is_readable = is_readable(&file);
+            event = is_confirmed(accepted.id()).unwrap();
+            assert!(is_readable || event.is_none());
+            event.is_some()
+        });
+        let Step::Next(connection) = accepted.advance(event.unwrap()) else { panic!() };
+        let (_queue_pair, id) = connection.into_parts();
+        let file = id.file().unwrap();
+        process(&server.channel);
+        assert!(!is_readable(&file), "nothing has happened since");
+        drop(active);
+        assert!(id.wait(LIMIT).is_ok());
+        assert!(is_readable(&file));
+    }
+}

@@ -64,6 +64,8 @@ pub struct CmClients<M: MakeCmEnds> {
     limit: Duration,
     /// The private data for each client.
     reply: Vec<u8>,
+    /// The requests that the program decides about.
+    held: VecDeque<ConnectionRequest>,
     half_open: BTreeMap<IdToken, HalfOpen<M::Rest>>,
     connected: VecDeque<CmClient<M::Connected>>,
     refused: u64,
@@ -119,6 +121,7 @@ impl<M: MakeCmEnds> CmClients<M> {
             maker,
             limit,
             reply,
+            held: VecDeque::new(),
             half_open: BTreeMap::new(),
             connected: VecDeque::new(),
             refused: 0,
@@ -266,6 +269,34 @@ impl<M: MakeCmEnds> CmClients<M> {
             self.dropped_half_open += 1;
             self.refuse(format!("{}: {why}", client.address));
         }
+    }
+
+    /// Handles an event like [`handle`](Self::handle), but holds a request for the program to decide.
+    pub fn handle_or_hold(&mut self, event: Event, now: Instant) -> CmNews {
+        match self.listener.request(event) {
+            Ok(request) => self.held.push_back(request),
+            Err(event) => return self.handle(event, now),
+        }
+        CmNews::Nothing
+    }
+
+    /// Removes and returns the first request that is held.
+    pub fn take_request(&mut self) -> Option<ConnectionRequest> {
+        self.held.pop_front()
+    }
+
+    /// Returns true if a request is held.
+    #[must_use]
+    pub fn holds_requests(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Accepts the requests that are held. Returns true if there were any.
+    pub fn accept_held(&mut self, now: Instant) -> bool {
+        let held = std::mem::take(&mut self.held);
+        let has_held = !held.is_empty();
+        held.into_iter().for_each(|request| self.answer(request, now));
+        has_held
     }
 
     /// Handles an event. Accepts a request at once.

@@ -345,6 +345,103 @@ fn a_dropped_accept_leaves_its_clients_to_another() {
     });
 }
 
+#[test]
+fn a_program_accepts_or_rejects_each_client() {
+    run(|| async {
+        for ends in Ends::both() {
+            let listener = ends.listen().await;
+            let (driver, address) = (&ends.client.driver, listener.local_addr());
+            let connect =
+                |bytes: &[u8]| driver.connect_cm(address, patient(&ends.client).user_bytes(bytes));
+            let decide = async {
+                let stranger = listener.incoming().await.unwrap();
+                assert_eq!(stranger.user_bytes(), b"let me in");
+                stranger.reject("no password");
+            };
+            let (rejected, ()) = tokio::join!(connect(b"let me in"), decide);
+            let error = rejected.unwrap_err();
+            assert!(matches!(&error, ConnectError::Rejected(why) if &**why == "no password"));
+
+            let decide = async { drop(listener.incoming().await.unwrap()) };
+            let (rejected, ()) = tokio::join!(connect(b""), decide);
+            let error = rejected.unwrap_err();
+            assert!(matches!(&error, ConnectError::Rejected(why) if why.is_empty()), "{error}");
+
+            let decide = async {
+                let long = listener.incoming().await.unwrap().accept(&[0; 193]).await;
+                long.unwrap_err()
+            };
+            let (rejected, error) = tokio::join!(connect(b""), decide);
+            assert!(matches!(error, ConnectError::UserBytesTooLong { most: 192, .. }), "{error}");
+            assert!(matches!(rejected, Err(ConnectError::Rejected(_))), "{rejected:?}");
+
+            let decide = async { listener.incoming().await.unwrap().accept(b"come in").await };
+            let (accepted, server) = tokio::join!(connect(b"swordfish"), decide);
+            let ((client, told), server) = (accepted.unwrap(), server.unwrap());
+            assert_eq!(*told, *b"come in");
+            talk((&ends.client, &client), (&ends.server, &server)).await;
+            talk((&ends.server, &server), (&ends.client, &client)).await;
+            // A refusal is counted only if it is not the program's.
+            assert_eq!(listener.refused(), 1, "{:?}", listener.last_refused());
+            let waits = server.receive_imm().post().await.unwrap();
+            drop(client);
+            assert!(timeout(HANG, waits).await.unwrap().is_err());
+            assert_eq!(server.closed(), Some(CloseReason::Disconnected));
+        }
+    });
+}
+
+#[test]
+fn a_client_that_withdraws_its_request_cannot_be_accepted() {
+    run(|| async {
+        for ends in Ends::both() {
+            let listener = ends.listen().await;
+            let connect =
+                ends.client.driver.connect_cm(listener.local_addr(), patient(&ends.client));
+            let incoming = tokio::select! {
+                incoming = listener.incoming() => incoming.unwrap(),
+                connected = connect => panic!("{connected:?}"),
+            };
+            let error = incoming.accept(b"").await.unwrap_err();
+            assert!(matches!(error, ConnectError::Closed { .. }), "{error}");
+            assert_eq!(listener.refused(), 1);
+        }
+    });
+}
+
+/// A dropped call may have received a request, which another call of either kind returns.
+#[test]
+fn a_dropped_incoming_leaves_its_client_to_another_call() {
+    run(|| async {
+        for ends in Ends::both() {
+            let listener = ends.listen().await;
+            let (driver, address) = (&ends.client.driver, listener.local_addr());
+            for turns in 0..30 {
+                let connect = driver.connect_cm(address, patient(&ends.client));
+                let accept = async {
+                    let gives_up = async {
+                        for _ in 0..turns {
+                            tokio::task::yield_now().await;
+                        }
+                    };
+                    let incoming = tokio::select! {
+                        incoming = listener.incoming() => Some(incoming.unwrap()),
+                        () = gives_up => None,
+                    };
+                    match incoming {
+                        Some(incoming) => incoming.accept(b"").await.unwrap(),
+                        None if turns % 2 == 0 => listener.accept().await.unwrap(),
+                        None => listener.incoming().await.unwrap().accept(b"").await.unwrap(),
+                    }
+                };
+                let both = async { tokio::join!(connect, accept) };
+                let (client, server) = timeout(HANG, both).await.unwrap();
+                assert_eq!(server.peer().unwrap().qpn, client.unwrap().0.qpn());
+            }
+        }
+    });
+}
+
 /// A C program sees the user bytes as the beginning of the private data.
 #[test]
 fn a_connection_leads_to_a_plain_listener() {
