@@ -1,0 +1,12 @@
+//! The ID of a connection is consumed, like the connection itself.
+
+use rdma_cm::{ConnectionId, Error};
+
+fn disconnect(id: ConnectionId, other: ConnectionId) -> Result<(), Error> {
+    id.disconnect(b"bye")?;
+    other.disconnect(b"bye")
+}
+
+pub fn main() {
+    println!("{}", disconnect as *const () as usize != 0);
+}
