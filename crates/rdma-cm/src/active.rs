@@ -127,7 +127,7 @@ impl Connecting {
     /// not be connected. [`Error::TimedOut`] after the limit. After an error, the request is cancelled, and the queue
     /// pair is destroyed.
     pub fn wait(self, limit: Duration) -> Result<Replied, Error> {
-        let event = self.handle.wait(limit)?;
+        let event = self.handle.wait("the listener's answer", limit)?;
         match self.advance(event) {
             Step::Next(replied) => Ok(replied),
             Step::Failed(error) => Err(error),

@@ -271,10 +271,10 @@ impl Handle {
         self.engine.change(self.token, change)
     }
 
-    /// Waits for the next event of this connection.
-    pub(crate) fn wait(&self, limit: Duration) -> Result<Event, Error> {
+    /// Waits for the next event of this connection. `awaited` names it in the error.
+    pub(crate) fn wait(&self, awaited: &'static str, limit: Duration) -> Result<Event, Error> {
         let next = self.engine.next(|token| token == self.token, Some(limit))?;
-        let next = next.ok_or(Error::TimedOut { limit })?;
+        let next = next.ok_or(Error::TimedOut { awaited, limit })?;
         Ok(Event::new(&self.engine, next))
     }
 }

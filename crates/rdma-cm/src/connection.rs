@@ -12,6 +12,9 @@ use crate::error::{End, Error, check_private_data};
 use crate::event::{Event, IdToken};
 use crate::step::Step;
 
+/// The name of the end of a connection in errors.
+const PEERS_END: &str = "the end of the connection";
+
 /// An established connection. Dropping it disconnects, and destroys the queue pair.
 #[derive(Debug)]
 #[must_use = "dropping it disconnects"]
@@ -57,7 +60,7 @@ impl Connection {
     /// [`Error::TimedOut`] after the limit, which leaves the connection unchanged. [`Error::Closed`] once the channel
     /// is closed.
     pub fn wait(&self, limit: Duration) -> Result<End, Error> {
-        let event = self.handle.wait(limit)?;
+        let event = self.handle.wait(PEERS_END, limit)?;
         fail(&self.queue_pair);
         Ok(end_of(event.happening))
     }
@@ -139,7 +142,7 @@ impl ConnectionId {
     /// # Errors
     /// Same errors as [`Connection::wait`].
     pub fn wait(&self, limit: Duration) -> Result<End, Error> {
-        Ok(end_of(self.handle.wait(limit)?.happening))
+        Ok(end_of(self.handle.wait(PEERS_END, limit)?.happening))
     }
 
     /// Returns a file that becomes readable when the connection ends, or when a thread must process messages. When it is
@@ -200,7 +203,8 @@ impl Disconnecting {
     /// # Errors
     /// [`Error::TimedOut`] after the limit; the queue pair is then destroyed.
     pub fn wait(self, limit: Duration) -> Result<Ended, Error> {
-        let end = end_of(self.handle.wait(limit)?.happening);
+        let event = self.handle.wait("the peer's answer to the disconnect", limit)?;
+        let end = end_of(event.happening);
         Ok(Ended { queue_pair: self.queue_pair, end })
     }
 }

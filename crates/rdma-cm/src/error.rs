@@ -70,8 +70,8 @@ rdma_types::debug_messages!(enum End {
 /// use std::time::Duration;
 /// use rdma_cm::Error;
 ///
-/// let error = Error::TimedOut { limit: Duration::from_secs(2) };
-/// assert_eq!(error.to_string(), "no event arrived within 2s");
+/// let error = Error::TimedOut { awaited: "a request", limit: Duration::from_secs(2) };
+/// assert_eq!(error.to_string(), "a request did not arrive within 2s");
 /// ```
 #[derive(thiserror::Error)]
 #[non_exhaustive]
@@ -80,8 +80,10 @@ pub enum Error {
     #[error(transparent)]
     Ended(#[from] End),
     /// No event arrived within the limit.
-    #[error("no event arrived within {limit:?}")]
+    #[error("{awaited} did not arrive within {limit:?}")]
     TimedOut {
+        /// The event that the caller waited for.
+        awaited: &'static str,
         /// The limit that the caller passed.
         limit: Duration,
     },
@@ -201,7 +203,7 @@ pub enum Error {
 }
 
 rdma_types::debug_messages!(enum Error {
-    Ended(it), TimedOut { limit }, Closed, Resolve(it), NotThisHost { address, device },
+    Ended(it), TimedOut { awaited, limit }, Closed, Resolve(it), NotThisHost { address, device },
     NoRoute { address, device }, NotOwn { address },
     PortInUse { port, device }, PrivateData { message, length, most }, Mtu { own, peer }, NotConnected { qp_type },
     NoAddress { device }, QueuePairInUse { qpn }, TooManyConnections { most }, Memory(it), Connect(it), System { tried, source },

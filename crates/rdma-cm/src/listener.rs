@@ -98,7 +98,7 @@ impl Listener {
     /// closed.
     #[doc(alias = "rdma_get_request")]
     pub fn incoming(&self, limit: Duration) -> Result<ConnectionRequest, Error> {
-        let event = self.handle.wait(limit)?;
+        let event = self.handle.wait("a request", limit)?;
         self.request(event).map_err(|_| End::PeerGone.into())
     }
 }
@@ -257,7 +257,7 @@ impl Accepted {
     /// [`Error::Ended`] if the peer rejected the connection or ended. [`Error::TimedOut`] after the limit. After an
     /// error, the connection is rejected, and the queue pair is destroyed.
     pub fn wait(self, limit: Duration) -> Result<Connection, Error> {
-        let event = self.handle.wait(limit)?;
+        let event = self.handle.wait("the client's confirmation", limit)?;
         match self.advance(event) {
             Step::Next(connection) => Ok(connection),
             Step::Failed(error) => Err(error),

@@ -87,9 +87,22 @@ pub fn decode(data: &[u8]) -> (&[u8], bool) {
 pub fn not_connected(error: Error, address: SocketAddr, limit: Duration) -> ConnectError {
     match error {
         Error::Ended(end) => ended(end, address, limit),
-        Error::TimedOut { .. } => ConnectError::Timeout { limit, awaited: awaited_answer(address) },
+        Error::TimedOut { .. } => unanswered(address, limit),
         error => failed(error, || format!("connecting to {address}")),
     }
+}
+
+/// Returns the error of a client that was not answered in time.
+#[must_use]
+pub fn unanswered(address: SocketAddr, limit: Duration) -> ConnectError {
+    ConnectError::Timeout { limit, awaited: awaited_answer(address) }
+}
+
+/// Returns the error of a server whose client did not confirm in time.
+#[must_use]
+pub fn unconfirmed(address: SocketAddr, limit: Duration) -> ConnectError {
+    let awaited = format!("confirmation of the client at {address}: check its program");
+    ConnectError::Timeout { limit, awaited }
 }
 
 /// Returns the error of a client that was not connected within `limit` after its request was accepted.
@@ -99,10 +112,7 @@ pub fn not_accepted(error: Error, address: SocketAddr, limit: Duration) -> Conne
         Error::Ended(_) => {
             ConnectError::Closed { address, awaited: "it had confirmed the connection" }
         }
-        Error::TimedOut { .. } => ConnectError::Timeout {
-            limit,
-            awaited: format!("confirmation of the client at {address}: check its program"),
-        },
+        Error::TimedOut { .. } => unconfirmed(address, limit),
         error => failed(error, || format!("accepting the client at {address}")),
     }
 }
@@ -158,7 +168,7 @@ fn ended(end: End, address: SocketAddr, limit: Duration) -> ConnectError {
         End::Rejected { reason: Reason::STALE_CONNECTION, .. } | End::Busy => {
             ConnectError::Busy(end.to_string().into())
         }
-        End::Unanswered => ConnectError::Timeout { limit, awaited: awaited_answer(address) },
+        End::Unanswered => unanswered(address, limit),
         End::PeerGone | End::Disconnected { .. } => {
             ConnectError::Closed { address, awaited: "it had accepted this client" }
         }

@@ -113,7 +113,7 @@ impl Driver {
             Ok::<_, ConnectError>((room.connection(qp), id, file, address, user_bytes))
         };
         let connected = timeout(limit, connects).await;
-        let timed_out = |_| cm::not_connected(rdma_cm::Error::TimedOut { limit }, first, limit);
+        let timed_out = |_| cm::unanswered(first, limit);
         let (connection, id, file, address, user_bytes) = connected.map_err(timed_out)??;
         Span::current().record("qpn", display(connection.qpn()));
         keep(connection.inner(), (id, file), (address, true), &options);

@@ -1,6 +1,9 @@
 //! Each failure of `docs/errors.md` is provoked, and its message compared with the page.
 #![cfg(feature = "soft")]
 
+#[cfg(feature = "cm")]
+mod cm;
+
 use std::env;
 use std::fmt::{Debug, Display};
 #[cfg(feature = "async")]
@@ -23,7 +26,7 @@ use crate::child::in_child;
 
 const PAGE: &str = include_str!("../../../../docs/errors.md");
 const SHORT: Duration = Duration::from_millis(20);
-#[cfg(feature = "async")]
+#[cfg(any(feature = "async", feature = "cm"))]
 const LONG: Duration = Duration::from_secs(60);
 #[cfg(feature = "async")]
 const WRITE: AccessFlags = AccessFlags::new().with_remote_write();
@@ -60,7 +63,7 @@ fn says(error: impl Display + Debug) {
 
 #[test]
 fn each_section_has_a_test() {
-    let tests = include_str!("errors.rs");
+    let tests = concat!(include_str!("errors.rs"), include_str!("errors/cm.rs"));
     assert!(sections().count() >= 20, "the twenty commonest");
     for (heading, _) in sections() {
         let test = test_of(heading);

@@ -140,8 +140,7 @@ impl CmIncoming {
             keep(connection.inner(), (id, file), (address, false), &options);
             Ok(connection)
         };
-        let timed_out = |_| failed(rdma_cm::Error::TimedOut { limit });
-        timeout(limit, accepts).await.map_err(timed_out)?
+        timeout(limit, accepts).await.map_err(|_| cm::unconfirmed(address, limit))?
     }
 
     /// Rejects the client. Its `connect_cm` returns [`ConnectError::Rejected`] with the first 144 bytes of this reason. A
