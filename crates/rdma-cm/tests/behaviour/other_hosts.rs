@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use rdma_cm::{Connecting, Counters, End, Error, EventChannel, Listener, Reason};
 use rdma_mem::Context;
-use rdma_proto::cm::Manager;
-use rdma_proto::cm::wire::MAD_LEN;
+use rdma_proto::cm::wire::{Dreq, MAD_LEN, Mad, Message, Offer, Rej, Rejection, Subject};
+use rdma_proto::cm::{CommId, Manager};
 use rdma_soft::Builder;
 use rdma_sys::AddressedMad;
-use rdma_types::{Gid, Qpn};
+use rdma_types::{Gid, Guid, Qpn};
 use test_support::rig::until;
 
 use crate::common::{LIMIT, Node, connect, disconnected, messages_pass, req};
@@ -171,7 +171,7 @@ fn a_flood_of_requests_is_bounded() {
     let port = listener.local_address().port();
     let mut requests = Vec::new();
     for n in 0..200 {
-        let qpn = |offer: &mut rdma_proto::cm::wire::Offer<'_>| offer.qpn = Qpn::masked(n + 2);
+        let qpn = |offer: &mut Offer<'_>| offer.qpn = Qpn::masked(n + 2);
         enemy.send(&far, req(n + 1, [enemy.gid(), far.gid()], port, qpn));
         if n < Manager::MAX_HALF_OPEN {
             requests.push(listener.incoming(LIMIT).unwrap());
@@ -220,6 +220,51 @@ fn messages_of_strangers_change_nothing() {
         process_until("it is processed", &server.channel, |counters| {
             counters.received >= before + u64::from(n)
         });
+    }
+    drop(active);
+    assert_eq!(passive.wait(LIMIT).unwrap(), disconnected(b"", 220));
+}
+
+/// Communication IDs are guessable, but messages that end a connection must also come from its peer.
+#[test]
+fn storms_of_endings_with_guessed_ids_end_nothing() {
+    const REQUESTS: u32 = 32;
+    let (enemy, near, far) = (Host::new(), Host::new(), Host::new());
+    let (client, server) = (near.node(), far.node());
+    let listener = far.listen(&server.channel);
+    let port = listener.local_address().port();
+    let (active, passive) = connect(&client, &server, &listener);
+    let requests: Vec<_> = (1..=REQUESTS)
+        .map(|n| {
+            let qpn = |offer: &mut Offer<'_>| offer.qpn = Qpn::masked(n + 1000);
+            near.send(&far, req(n, [near.gid(), far.gid()], port, qpn));
+            listener.incoming(LIMIT).unwrap()
+        })
+        .collect();
+
+    let mut random = fastrand::Rng::with_seed(41);
+    let before = server.channel.counters();
+    let guid = Guid::from_u64(1).to_bytes();
+    let mut storm = 0;
+    for n in 1..=REQUESTS {
+        let [local_id, guessed] = [n, random.u32(..1 << 20)].map(CommId::new);
+        let rejection = Rejection { info: &guid, ..Rejection::new(Reason::TIMEOUT) };
+        let rej = |remote_id| Rej { local_id, remote_id, subject: Subject::Req, rejection };
+        let remote_qpn = passive.queue_pair().qpn();
+        let dreq = Dreq { local_id, remote_id: guessed, remote_qpn, private_data: &[] };
+        for message in
+            [Message::Rej(rej(CommId::NONE)), Message::Rej(rej(guessed)), Message::Dreq(dreq)]
+        {
+            storm += 1;
+            enemy.send(&far, Mad { tid: 1, message }.emit().unwrap());
+            process_until("it is dropped", &server.channel, |counters| {
+                counters.unmatched >= before.unmatched + storm
+            });
+        }
+    }
+    assert_eq!(server.channel.counters().unmatched, before.unmatched + storm);
+    for request in requests {
+        request.reject(b"").unwrap();
     }
     drop(active);
     assert_eq!(passive.wait(LIMIT).unwrap(), disconnected(b"", 220));
