@@ -24,8 +24,8 @@ const UDP: Mask = &[(6, 0xff), (7, 0xff)];
 /// FECN, BECN and the adjacent reserved bits (Resv8a).
 const BTH: Mask = &[(4, 0xff)];
 
-/// The number of bytes after the BTH that are copied behind the headers. For a short packet, one pass over one buffer
-/// takes less time than a pass over each header.
+/// The number of bytes after the BTH that are copied to one buffer, together with the headers. For a short packet, one pass
+/// over this buffer takes less time than a pass over each header.
 const SHORT: usize = 64;
 
 /// The size of that buffer.
