@@ -1,4 +1,4 @@
-//! Two threads that each use their own queue pairs, whose requests travel as packets through the inbox of one device.
+//! Two threads that each use their own queue pairs, whose requests travel as packets through the inboxes of one device.
 //!
 //! A batch consists of writes by one thread alone, and of the same writes while the other thread does the same. If the
 //! threads did not hinder each other, both times would be equal.

@@ -106,7 +106,7 @@ impl<'a> Writer<'a> {
         self
     }
 
-    /// Returns the number of bytes that were not written yet.
+    /// Returns the number of bytes that have not been written yet.
     #[inline]
     pub(crate) fn room(&self) -> usize {
         self.0.len()

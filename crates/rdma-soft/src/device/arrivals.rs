@@ -22,7 +22,7 @@ use crate::link::pcap::Tap;
 use crate::link::simulation::Links;
 
 #[cfg(all(test, not(loom)))]
-mod tests;
+pub(crate) mod tests;
 
 /// The partition of the port, in which the port is a full member.
 const P_KEY: u16 = Bth::DEFAULT_P_KEY;

@@ -122,7 +122,7 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
     }
 }
 
-/// The inbox of a device in this process, as its senders use it.
+/// An inbox of a device in this process, as its senders use it.
 pub(crate) trait Mailbox: Send + Sync + std::fmt::Debug {
     /// Returns a buffer for the payload of one burst, to be [sent](Self::send) or [returned](Self::give_back). If there
     /// is no space, returns `None`, and the sender gets another turn when space becomes available.

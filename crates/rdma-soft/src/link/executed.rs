@@ -31,11 +31,14 @@ pub(crate) struct Executed {
 const NOTIFIED: u32 = 2;
 
 impl Executed {
-    /// Responder: records that all packets before `expected` have been executed. `moves` must differ each time.
-    pub(crate) fn store(&self, key: WordKey, expected: Psn, moves: u32) {
+    /// Responder: records that all packets before `expected` have been executed. Threads may store different words at the
+    /// same time.
+    pub(crate) fn store(&self, key: WordKey, expected: Psn) {
         let word = u64::from(key.raw()) << 32 | u64::from(expected.get());
         self.words[key.index()].store(word, Ordering::Release);
-        self.moves[key.group()].store(moves, Ordering::Release);
+        // A requester that sees this change also sees the words of earlier changes, because no other thread's change is
+        // overwritten.
+        self.moves[key.group()].fetch_add(1, Ordering::AcqRel);
     }
 
     /// Responder: returns true if the requester must be notified of the word just stored.
@@ -113,9 +116,9 @@ mod tests {
             let [first, second] = [7, 8].map(|users| WordKey::new(index, users));
             assert_eq!((first.index(), second.index()), (index, index));
             assert_eq!((executed.expected(first), executed.moves(first.group())), (None, 0));
-            executed.store(first, Psn::masked(9), 3);
+            executed.store(first, Psn::masked(9));
             assert_eq!(executed.expected(first), Some(Psn::masked(9)));
-            assert_eq!((executed.expected(second), executed.moves(first.group())), (None, 3));
+            assert_eq!((executed.expected(second), executed.moves(first.group())), (None, 1));
             executed.moves[first.group()].store(0, Ordering::Relaxed);
         }
     }
@@ -161,7 +164,7 @@ mod loom_tests {
 
     /// Executes all packets before PSN 5, as a responder does. Returns true if the requester must be notified.
     pub(super) fn execute(executed: &Executed, key: WordKey) -> bool {
-        executed.store(key, Psn::masked(5), 1);
+        executed.store(key, Psn::masked(5));
         executed.must_notify()
     }
 
@@ -186,6 +189,25 @@ mod loom_tests {
         });
     }
 
+    /// Two threads execute packets from different inboxes. A requester that looks later finds both words, or sees that the
+    /// counter has changed.
+    #[test]
+    fn loom_no_word_of_two_responders_is_missed() {
+        loom::model(|| {
+            let executed = Arc::new(Executed::default());
+            let keys = [0, 1].map(|index| WordKey::new(index, 0));
+            assert_eq!(keys[0].group(), keys[1].group());
+            let responders = keys.map(|key| {
+                let executed = Arc::clone(&executed);
+                thread::spawn(move || executed.store(key, Psn::masked(5)))
+            });
+            let moves = executed.moves(0);
+            let seen = keys.map(|key| executed.expected(key).is_some());
+            responders.into_iter().for_each(|responder| responder.join().unwrap());
+            assert!(seen == [true; 2] || executed.moves(0) != moves);
+        });
+    }
+
     /// A notification is also sent for the next word.
     #[test]
     fn loom_a_requester_is_notified_again_after_it_has_slept() {
@@ -196,7 +218,7 @@ mod loom_tests {
                 let shared = Arc::clone(&shared);
                 move || {
                     for moves in 1..=2 {
-                        shared.0.store(key, Psn::masked(moves), moves);
+                        shared.0.store(key, Psn::masked(moves));
                         if shared.0.must_notify() {
                             shared.1.fetch_add(1, Ordering::AcqRel);
                         }

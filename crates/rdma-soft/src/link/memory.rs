@@ -1,6 +1,6 @@
 //! A link through memory: each device has inboxes, to which the devices of its fabric write packets.
 //!
-//! Without simulated links, no packet is lost or reordered: packets from one device arrive in order. A sender that
+//! Without simulated links, no packet is lost, and packets from one device to one queue pair arrive in order. A sender that
 //! finds no space gets another turn when there is space.
 
 use std::ops::Deref;
@@ -25,7 +25,7 @@ const INBOX: Sizes = Sizes { bursts: BURSTS, spare: 8, buffer: BURST_BYTES };
 /// The number of inboxes of a device.
 const INBOXES: usize = if cfg!(loom) { 1 } else { 8 };
 
-/// A device that receives packets through its inbox.
+/// A device that receives packets through its inboxes.
 pub(crate) trait Receives:
     Deref<Target = Adapter> + Sync + std::fmt::Debug + 'static
 {
@@ -57,13 +57,13 @@ impl<D: Receives> Inboxes<D> {
 
     /// Returns the inbox for packets for the queue pair with this number, and creates it if necessary.
     pub(crate) fn of(&self, device: &'static D, number: u32) -> &Arc<Inbox<D>> {
-        let place = place(number);
-        self.0[place].get_or_init(|| Inbox::of(device, place))
+        let index = index(number);
+        self.0[index].get_or_init(|| Inbox::of(device, index))
     }
 
     /// Returns the inbox for packets for the queue pair with this number, if it was created.
     pub(crate) fn existing(&self, number: u32) -> Option<&Arc<Inbox<D>>> {
-        self.0[place(number)].get()
+        self.0[index(number)].get()
     }
 
     /// Returns all inboxes that were created.
@@ -72,7 +72,7 @@ impl<D: Receives> Inboxes<D> {
     }
 }
 
-fn place(number: u32) -> usize {
+fn index(number: u32) -> usize {
     number as usize % INBOXES
 }
 
@@ -80,8 +80,8 @@ fn place(number: u32) -> usize {
 #[derive(Debug)]
 pub(crate) struct Inbox<D: 'static> {
     device: &'static D,
-    /// The place among the device's inboxes.
-    place: usize,
+    /// The index among the device's inboxes.
+    index: usize,
     /// Locked by the thread that takes packets out, until they are executed.
     receive_side: Mutex<()>,
     letters: Mutex<Letters>,
@@ -96,10 +96,10 @@ struct Letters {
 }
 
 impl<D: Receives> Inbox<D> {
-    fn of(device: &'static D, place: usize) -> Arc<Self> {
+    fn of(device: &'static D, index: usize) -> Arc<Self> {
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
             device,
-            place,
+            index,
             receive_side: Mutex::default(),
             letters: Mutex::new(Letters { arrived: Outbox::new(INBOX), count: 0 }),
             entry: Entry::new(device.fabric, weak.clone()),
@@ -204,7 +204,7 @@ impl<D: Receives> Mailbox for Inbox<D> {
     }
 
     fn arrive(&self, letter: Letter) {
-        debug_assert_eq!(place(letter.burst.header.bth.destination.get()), self.place);
+        debug_assert_eq!(index(letter.burst.header.bth.destination.get()), self.index);
         {
             let letters = &mut *locked(&self.letters);
             letters.arrived.put(letter.numbered(letters.count));

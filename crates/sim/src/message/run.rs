@@ -115,7 +115,7 @@ impl<'a> World<'a> {
         for Started { task, .. } in world.ends.iter_mut().flat_map(|end| &mut end.operations) {
             let _ = timeout(PATIENCE, task).await;
         }
-        // An end that leaves must drop the others.
+        // An end that leaves must drop the unfinished ones.
         for end in &mut world.ends {
             end.operations.retain(|started| !started.task.is_finished());
         }

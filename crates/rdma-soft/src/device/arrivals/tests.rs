@@ -47,7 +47,7 @@ fn device(place: &'static OnceLock<Device>) -> &'static Device {
     })
 }
 
-fn queue_pair(device: &'static Device, service: Service) -> Arc<QueuePair> {
+pub(crate) fn queue_pair(device: &'static Device, service: Service) -> Arc<QueuePair> {
     let capacity = Capacity { send_wr: 1, receive_wr: 2, send_sge: 1, receive_sge: 1, inline: 0 };
     let init = Init { service, capacity, signal_all: false };
     let queue = || Arc::new(CompletionQueue::new(device.fabric, 4, None).unwrap());

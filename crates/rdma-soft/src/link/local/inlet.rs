@@ -60,9 +60,9 @@ pub(super) struct Inlet {
     closed: AtomicBool,
     /// Whether the driver looks at the ring without being notified.
     polled: AtomicBool,
-    /// Locked by the thread that reads, so that messages stay in order. The list is empty while it is not locked.
-    reading: Mutex<Vec<Letter>>,
-    /// Whether this inlet waits for space in the inbox instead of for messages.
+    /// Locked by the thread that reads, so that messages stay in order.
+    reading: Mutex<Reading>,
+    /// Whether this inlet waits for space in an inbox instead of for messages.
     waits: AtomicBool,
     /// The number of the last question that arrived.
     asked: AtomicU32,
@@ -76,14 +76,23 @@ pub(super) struct Inlet {
     entry: Entry,
 }
 
+#[derive(Debug, Default)]
+struct Reading {
+    /// The bursts of the current message after its first one. Empty while no thread reads.
+    letters: Vec<Letter>,
+    /// The inboxes that were given these bursts of the last message, perhaps without having space.
+    crowded: Vec<&'static Arc<Inbox<Device>>>,
+}
+
 /// The delay before another attempt to receive the ring.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// The result of looking at the ring once.
+#[derive(Debug)]
 enum RingRead {
     Message,
     Nothing,
-    /// The inbox has no space for the message.
+    /// An inbox has no space for the message.
     NoRoom,
     /// The other process wrote data that no device sends.
     Malformed,
@@ -142,7 +151,7 @@ impl Inlet {
     }
 
     /// Reads a message into a buffer of the inbox of its receiver, and passes the message to the inbox.
-    fn read(self: &Arc<Self>, letters: &mut Vec<Letter>) -> RingRead {
+    fn read(self: &Arc<Self>, reading: &mut Reading) -> RingRead {
         let mut head = [0; HEAD];
         let Some(ring) = self.ring.get() else { return RingRead::Nothing };
         let message = match ring.next(&mut head) {
@@ -154,6 +163,13 @@ impl Inlet {
         let Some((behind, first)) = behind.zip(decode(self.device, &head)) else {
             return RingRead::Malformed;
         };
+        // Otherwise, the other bursts of each message could fill their inboxes without limit.
+        while let Some(crowded) = reading.crowded.last() {
+            if !crowded.has_room(Arc::<Self>::downgrade(self)) {
+                return RingRead::NoRoom;
+            }
+            reading.crowded.pop();
+        }
         let inbox = self.inbox_of(&first.1);
         let Some(mut buffer) = inbox.buffer(Arc::<Self>::downgrade(self)) else {
             return RingRead::NoRoom;
@@ -163,13 +179,13 @@ impl Inlet {
             ring.notification_failed();
         }
         let rest = buffer.get(first.1.length as usize..behind).filter(|_| taken.is_ok());
-        if rest.and_then(|rest| self.parse_rest(rest, letters)).is_none() {
-            letters.drain(..).for_each(|letter| self.give_back(letter));
+        if rest.and_then(|rest| self.parse_rest(rest, reading)).is_none() {
+            reading.letters.drain(..).for_each(|letter| self.give_back(letter));
             inbox.give_back(buffer);
             return RingRead::Malformed;
         }
         let first = self.letter(&head, first, buffer);
-        for letter in std::iter::once(first).chain(letters.drain(..)) {
+        for letter in std::iter::once(first).chain(reading.letters.drain(..)) {
             if is_for_nobody(self.device, &letter.path, &letter.burst, false) {
                 self.driver.note_useless();
                 self.give_back(letter);
@@ -295,25 +311,27 @@ impl Inlet {
 
     /// Parses the bytes of a message after its first burst, and copies the other bursts into their own buffers. Returns
     /// `None` if the message is malformed, that is, if no device would have sent it.
-    fn parse_rest(self: &Arc<Self>, mut rest: &[u8], letters: &mut Vec<Letter>) -> Option<()> {
+    fn parse_rest(self: &Arc<Self>, mut rest: &[u8], reading: &mut Reading) -> Option<()> {
         while !rest.is_empty() {
             let (head, behind) = rest.split_first_chunk()?;
             let decoded = decode(self.device, head)?;
             let (payload, next) = behind.split_at_checked(decoded.1.length as usize)?;
-            if letters.len() + 1 >= MOST {
+            if reading.letters.len() + 1 >= MOST {
                 return None;
             }
             // A message is accepted completely, even if its bursts need more buffers than are left.
-            let mut buffer = self.inbox_of(&decoded.1).buffer_at_once();
+            let inbox = self.inbox_of(&decoded.1);
+            let mut buffer = inbox.buffer_at_once();
+            reading.crowded.push(inbox);
             buffer[..payload.len()].copy_from_slice(payload);
-            letters.push(self.letter(head, decoded, buffer));
+            reading.letters.push(self.letter(head, decoded, buffer));
             rest = next;
         }
         Some(())
     }
 
     /// Handles one message, if there is one. Returns true if there was a message or a question.
-    fn handle_one(self: &Arc<Self>, letters: &mut Vec<Letter>) -> bool {
+    fn handle_one(self: &Arc<Self>, reading: &mut Reading) -> bool {
         if self.closed.load(Ordering::Relaxed) {
             return false;
         }
@@ -321,7 +339,7 @@ impl Inlet {
             self.set_message_events(true);
         }
         loop {
-            match self.read(letters) {
+            match self.read(reading) {
                 RingRead::Message => {
                     self.has_read.store(true, Ordering::Relaxed);
                     return true;
@@ -473,7 +491,8 @@ impl Watched for Inlet {
         for _ in 0..MOST_TURNS {
             let more = Arc::clone(&self).run();
             self.device.execute_all();
-            if !more {
+            // A turn also ends when an inbox has no space, and all of them are empty now.
+            if !more && !self.waits.load(Ordering::Relaxed) {
                 return;
             }
         }
@@ -491,8 +510,8 @@ impl Task for Inlet {
 
     fn run(self: Arc<Self>) -> bool {
         let more = {
-            let letters = &mut *locked_for_calls(&self.reading);
-            (0..TURN).all(|_| self.handle_one(letters))
+            let reading = &mut *locked_for_calls(&self.reading);
+            (0..TURN).all(|_| self.handle_one(reading))
         };
         self.give();
         more || self.answer()
@@ -506,3 +525,6 @@ impl Task for Inlet {
         self.entry().queue();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -26,7 +26,7 @@ use rustix::io::{Errno, Result};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::abi::fork::Process;
-use crate::engine::wire::word::{GROUPS, WordKey};
+use crate::engine::wire::word::WordKey;
 use crate::link::executed::Executed;
 use crate::link::executed::versions::Visits;
 use crate::link::ring::{Broken, CAPACITY, Words};
@@ -273,8 +273,6 @@ impl RingSender {
 pub(super) struct RingReceiver {
     memory: Mapping,
     head: AtomicU32,
-    /// The number of words stored in each group so far.
-    moves: [AtomicU32; GROUPS],
 }
 
 /// A message whose first bytes have been read.
@@ -300,7 +298,7 @@ impl RingReceiver {
         if !sealed || u64::try_from(size) != Ok(SIZE as u64) {
             return Err(Errno::INVAL);
         }
-        Ok(Self { memory: Mapping::of(file)?, head: AtomicU32::new(0), moves: Default::default() })
+        Ok(Self { memory: Mapping::of(file)?, head: AtomicU32::new(0) })
     }
 
     /// Returns true if something has arrived, or the sender has violated the protocol.
@@ -350,8 +348,7 @@ impl RingReceiver {
     /// Records in the connection's word that all packets before `expected` have been executed.
     pub(super) fn store(&self, key: WordKey, expected: Psn) {
         if let Ok(Front { executed, .. }) = self.memory.front() {
-            let moves = self.moves[key.group()].fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-            executed.store(key, expected, moves);
+            executed.store(key, expected);
         }
     }
 

@@ -40,19 +40,19 @@ use crate::link::files;
 use crate::link::ring::CAPACITY;
 use crate::schedule::Schedule;
 
-struct World {
+pub(super) struct World {
     subnet: OnceLock<Subnet>,
     device: OnceLock<Device>,
     driver: OnceLock<Driver>,
 }
 
 impl World {
-    const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self { subnet: OnceLock::new(), device: OnceLock::new(), driver: OnceLock::new() }
     }
 
     /// Returns a device, and a driver without a thread.
-    fn get(&'static self) -> (&'static Device, &'static Driver) {
+    pub(super) fn get(&'static self) -> (&'static Device, &'static Driver) {
         self.get_with(Subnet::new)
     }
 
@@ -73,7 +73,7 @@ impl World {
 }
 
 /// Creates both ends of a connection.
-fn connection() -> (Descriptor, OwnedFd) {
+pub(super) fn connection() -> (Descriptor, OwnedFd) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
     (Descriptor::open(|| Ok(one)).unwrap(), other)

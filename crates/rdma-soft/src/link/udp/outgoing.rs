@@ -207,7 +207,7 @@ impl Outgoing {
         let writing = &mut *locked_for_calls(&self.writing);
         for _ in 0..CALLS {
             if writing.packets.is_empty() && !self.fill(writing) {
-                // A letter that has come since has queued a turn.
+                // A letter that has arrived since has queued a turn.
                 return false;
             }
             if writing.fields.hops != writing.hops_of_socket

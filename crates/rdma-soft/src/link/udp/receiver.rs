@@ -58,7 +58,7 @@ pub(super) struct PortReceiver {
     reading: Mutex<Reading>,
     /// Whether packets arrive or leave on this socket.
     used: AtomicBool,
-    /// Whether the receiver waits for space in the inbox instead of for packets.
+    /// Whether the receiver waits for space in an inbox instead of for packets.
     waits: AtomicBool,
     entry: Entry,
 }
@@ -92,7 +92,7 @@ enum PortRead {
     /// No packet was for a receiver of this device.
     Useless,
     Nothing,
-    /// The inbox has no space for the packets.
+    /// An inbox has no space for the packets.
     NoRoom,
 }
 
@@ -152,7 +152,7 @@ impl PortReceiver {
         }
     }
 
-    /// Makes one read call, and passes the received packets to the device's inbox, in buffers of the inbox.
+    /// Makes one read call, and passes the received packets to the inboxes of their receivers, in buffers of these.
     fn receive_one(self: &Arc<Self>, reading: &mut Reading) -> PortRead {
         if self.waits.swap(false, Ordering::Relaxed) {
             self.open.set_event(epoll::EventFlags::IN, true);
@@ -338,7 +338,8 @@ impl Watched for PortReceiver {
         for _ in 0..MOST_TURNS {
             let more = Arc::clone(&self).run();
             self.device.execute_all();
-            if !more {
+            // A turn also ends when an inbox has no space, and all of them are empty now.
+            if !more && !self.waits.load(Ordering::Relaxed) {
                 return;
             }
         }
