@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 use tracing::field::{Empty, display};
 use tracing::{Instrument as _, Span};
 
-use self::incoming::CmIncoming;
+use self::incoming::{CmIncoming, Undecided};
 use super::frame::Frame;
 use super::maker::Maker;
 use super::negotiate::blocking;
@@ -156,17 +156,17 @@ impl Driver {
         .await?;
         let address = clients.address();
         let file = watch(clients.events(), address)?;
-        let (clients, more) = (Arc::new(Mutex::new(clients)), Arc::new(Notify::new()));
-        Ok(CmListener { clients, more, file, address, options })
+        let (clients, news) = (Arc::new(Mutex::new(clients)), Arc::default());
+        Ok(CmListener { clients, news, file, address, options })
     }
 }
 
 /// Listens for clients of rdma_cm and turns them into connections. Created by [`Driver::listen_cm`].
 ///
-/// Clients make progress only while a task awaits [`accept`](Self::accept). At most 128 requests wait meanwhile. Each
-/// request is accepted at once, and the listener waits for no particular client. One that does not confirm is dropped
-/// after [`rendezvous_timeout`](ConnectionOptions::rendezvous_timeout), or earlier to make room for another one. Queue
-/// pairs are created on tokio's blocking threads.
+/// Clients make progress only while a task awaits [`accept`](Self::accept) or [`incoming`](Self::incoming). At most 128
+/// requests wait meanwhile. `accept` accepts each request at once, and waits for no particular client. One that does not
+/// confirm is dropped after [`rendezvous_timeout`](ConnectionOptions::rendezvous_timeout), or earlier to make room for
+/// another one. Queue pairs are created on tokio's blocking threads.
 ///
 /// Dropping the listener rejects the clients that have not been accepted; accepted connections continue.
 ///
@@ -205,11 +205,19 @@ impl Driver {
 /// ```
 pub struct CmListener {
     clients: Arc<Mutex<CmClients<Maker>>>,
-    /// Notified when a call leaves a client or an event to another one.
-    more: Arc<Notify>,
+    news: Arc<News>,
     file: AsyncFd<OwnedFd>,
     address: SocketAddr,
     options: ConnectionOptions,
+}
+
+/// Notified when a call leaves something to another one.
+#[derive(Debug, Default)]
+struct News {
+    /// A request that waits for the program. Calls of both kinds wait for it.
+    request: Notify,
+    /// A connected client, a failure of the listener, or more events. Only calls of `accept` wait for it.
+    connected: Notify,
 }
 
 impl CmListener {
@@ -238,8 +246,9 @@ impl CmListener {
     pub async fn accept_with_user_bytes(&self) -> Result<(Connection, Box<[u8]>), ConnectError> {
         loop {
             if let Some(client) = self.take()? {
+                let ended = client.look_for_end();
                 let CmClient { end: connection, id, address, user_bytes, .. } = client;
-                if let Ok(end) = id.wait(Duration::ZERO) {
+                if let Some(end) = ended {
                     self.locked().refuse(format!("{address}: {end}"));
                     continue;
                 }
@@ -249,7 +258,7 @@ impl CmListener {
                 keep(connection.inner(), (id, file), (address, false), &self.options);
                 return Ok((connection, user_bytes));
             }
-            self.progress(serve).await?;
+            self.progress(serve, true).await?;
         }
     }
 
@@ -268,7 +277,7 @@ impl CmListener {
             if let Some(incoming) = self.take_request() {
                 return Ok(incoming);
             }
-            self.progress(hold).await?;
+            self.progress(hold, false).await?;
         }
     }
 
@@ -276,19 +285,22 @@ impl CmListener {
         let mut clients = self.locked();
         let request = clients.take_request()?;
         if clients.holds_requests() {
-            self.more.notify_one();
+            self.news.request.notify_one();
         }
-        let events = clients.events().clone();
-        Some(CmIncoming::new(request, events, Arc::clone(&self.clients), &self.options))
+        let (events, driver) = (clients.events().clone(), clients.maker().driver.clone());
+        let undecided = Undecided::new(request.id(), Arc::downgrade(&self.clients));
+        Some(CmIncoming::new(request, undecided, events, driver, &self.options))
     }
 
-    /// Handles events of the listener, or waits until there may be some.
+    /// Handles events of the listener, or waits until there may be some. `accepts` states whether the caller waits for
+    /// connected clients as well as for requests.
     async fn progress(
         &self,
-        handle: fn(&mut CmClients<Maker>, &Notify) -> Result<bool, ConnectError>,
+        handle: fn(&mut CmClients<Maker>, &News) -> Result<bool, ConnectError>,
+        accepts: bool,
     ) -> Result<(), ConnectError> {
-        let (clients, more) = (Arc::clone(&self.clients), Arc::clone(&self.more));
-        let handles = move || handle(&mut locked(&clients), &more);
+        let (clients, news) = (Arc::clone(&self.clients), Arc::clone(&self.news));
+        let handles = move || handle(&mut locked(&clients), &news);
         if blocking(handles).await? {
             return Ok(());
         }
@@ -298,7 +310,8 @@ impl CmListener {
             ready = self.file.readable() => {
                 look_again(ready.map_err(|error| not_watched(error, self.address))?).await;
             }
-            () = self.more.notified() => {}
+            () = self.news.request.notified() => {}
+            () = self.news.connected.notified(), if accepts => {}
             () = sleep(next_end) => {}
         }
         Ok(())
@@ -310,7 +323,7 @@ impl CmListener {
             None => clients.take_failure().map_or(Ok(None), Err),
             client => {
                 if clients.has_news() {
-                    self.more.notify_one();
+                    self.news.connected.notify_one();
                 }
                 Ok(client)
             }
@@ -352,13 +365,24 @@ fn locked(clients: &Mutex<CmClients<Maker>>) -> MutexGuard<'_, CmClients<Maker>>
 
 /// Handles events of a listener until there is a request for the program. Returns true if there is one.
 ///
-/// The call of `incoming` that waits for this may have been dropped, so another one is notified of the request.
-fn hold(clients: &mut CmClients<Maker>, more: &Notify) -> Result<bool, ConnectError> {
+/// The call of `incoming` that waits for this may have been dropped, so another one is notified of the request. A call of
+/// `accept` is notified of clients that this call connects.
+fn hold(clients: &mut CmClients<Maker>, news: &News) -> Result<bool, ConnectError> {
+    let holds = hold_next(clients);
+    if clients.has_news() {
+        news.connected.notify_one();
+    }
+    if clients.holds_requests() {
+        news.request.notify_one();
+    }
+    holds
+}
+
+fn hold_next(clients: &mut CmClients<Maker>) -> Result<bool, ConnectError> {
     loop {
         let now = Instant::now();
         clients.expire(now);
         if clients.holds_requests() {
-            more.notify_one();
             return Ok(true);
         }
         let event = clients.events().next_of(|id| clients.wants(id), Some(Duration::ZERO));
@@ -372,9 +396,9 @@ fn hold(clients: &mut CmClients<Maker>, more: &Notify) -> Result<bool, ConnectEr
 /// Handles events of a listener that have arrived. Returns true if there were any, or a client waits for the program.
 ///
 /// The call of `accept` that waits for this may have been dropped, so another one is notified of what is left.
-fn serve(clients: &mut CmClients<Maker>, more: &Notify) -> Result<bool, ConnectError> {
+fn serve(clients: &mut CmClients<Maker>, news: &News) -> Result<bool, ConnectError> {
     if clients.accept_held(Instant::now()) {
-        more.notify_one();
+        news.connected.notify_one();
         return Ok(true);
     }
     for handled in 0..MANY {
@@ -386,13 +410,13 @@ fn serve(clients: &mut CmClients<Maker>, more: &Notify) -> Result<bool, ConnectE
             None => {
                 let has_news = clients.has_news();
                 if has_news {
-                    more.notify_one();
+                    news.connected.notify_one();
                 }
                 return Ok(handled > 0 || has_news);
             }
         }
     }
-    more.notify_one();
+    news.connected.notify_one();
     Ok(true)
 }
 

@@ -260,12 +260,13 @@ pub(super) fn accept_next(
             }
             continue;
         };
+        let ended = client.look_for_end();
         let CmClient { end: mut channel, id, address, .. } = client;
         let qpn = channel.qpn().map(display);
         let _span = tracing::debug_span!("accept", client = %address, qpn).entered();
-        match id.wait(Duration::ZERO) {
-            Ok(end) => clients.refuse(format!("{address}: {end}")),
-            Err(_) => {
+        match ended {
+            Some(end) => clients.refuse(format!("{address}: {end}")),
+            None => {
                 channel.ledger.watch = Some(Box::new(Watch::of_cm(id, address, watch)?));
                 return Ok(channel);
             }

@@ -1,6 +1,6 @@
 //! The clients of a listener of rdma_cm, until they are connected.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -46,9 +46,17 @@ pub struct CmClient<E> {
     pub user_bytes: Box<[u8]>,
     /// The number of this end's queue pair.
     pub qpn: Qpn,
-    /// The reason if the connection has ended before the driver took the client. A driver that receives only the events
-    /// that it [wants](CmClients::wants) finds the reason with [`ConnectionId::wait`].
+    /// The reason if the connection has ended before the driver took the client.
     pub ended: Option<End>,
+}
+
+impl<E> CmClient<E> {
+    /// Returns the reason if the connection has ended, for a driver that receives only the events that it
+    /// [wants](CmClients::wants).
+    #[must_use]
+    pub fn look_for_end(&self) -> Option<End> {
+        self.ended.clone().or_else(|| self.id.wait(Duration::ZERO).ok())
+    }
 }
 
 /// The clients of a listener. They make progress while the driver passes events to [`handle`](Self::handle).
@@ -66,6 +74,8 @@ pub struct CmClients<M: MakeCmEnds> {
     reply: Vec<u8>,
     /// The requests that the program decides about.
     held: VecDeque<ConnectionRequest>,
+    /// The clients that the program has taken and not decided about.
+    undecided: BTreeSet<IdToken>,
     half_open: BTreeMap<IdToken, HalfOpen<M::Rest>>,
     connected: VecDeque<CmClient<M::Connected>>,
     refused: u64,
@@ -122,6 +132,7 @@ impl<M: MakeCmEnds> CmClients<M> {
             limit,
             reply,
             held: VecDeque::new(),
+            undecided: BTreeSet::new(),
             half_open: BTreeMap::new(),
             connected: VecDeque::new(),
             refused: 0,
@@ -223,7 +234,10 @@ impl<M: MakeCmEnds> CmClients<M> {
     /// connections of the channel can pass all events.
     #[must_use]
     pub fn wants(&self, id: IdToken) -> bool {
-        id == self.listener.id() || self.half_open.contains_key(&id)
+        id == self.listener.id()
+            || self.half_open.contains_key(&id)
+            || self.undecided.contains(&id)
+            || self.connected.iter().any(|client| client.id.id() == id)
     }
 
     /// Returns the request in an event, for the program to decide.
@@ -280,9 +294,18 @@ impl<M: MakeCmEnds> CmClients<M> {
         CmNews::Nothing
     }
 
-    /// Removes and returns the first request that is held.
+    /// Removes and returns the first request that is held. Until the program [decides](Self::decide), the driver wants the
+    /// client's events, so that they do not keep the channel readable.
     pub fn take_request(&mut self) -> Option<ConnectionRequest> {
-        self.held.pop_front()
+        let request = self.held.pop_front()?;
+        self.undecided.insert(request.id());
+        Some(request)
+    }
+
+    /// Records that the program is about to accept or reject a client. From now on, it receives the client's events
+    /// itself.
+    pub fn decide(&mut self, id: IdToken) {
+        self.undecided.remove(&id);
     }
 
     /// Returns true if a request is held.

@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Mutex, Weak};
 
-use rdma_cm::{ConnectionRequest, End, EventChannel, Step};
+use rdma_cm::{ConnectionRequest, End, EventChannel, IdToken, Step};
 use rdma_connect::ConnectError;
 use rdma_connect::cm::{self, CmClients, NO_QUEUE_PAIR, reject};
 use tokio::time::timeout;
@@ -14,6 +14,7 @@ use crate::connection::Connection;
 use crate::control::maker::Maker;
 use crate::control::negotiate::blocking;
 use crate::control::options::ConnectionOptions;
+use crate::driver::Driver;
 use crate::prepared::PreparedConnection;
 
 /// A client of a [`CmListener`](crate::CmListener) that waits for the program to accept or reject it.
@@ -57,19 +58,41 @@ pub struct CmIncoming {
     request: ConnectionRequest,
     user_bytes: Box<[u8]>,
     events: EventChannel,
-    clients: Arc<Mutex<CmClients<Maker>>>,
+    undecided: Undecided,
+    driver: Driver,
     options: ConnectionOptions,
+}
+
+/// Lets the listener receive the events of a client until this is dropped. It does not keep the listener.
+pub(super) struct Undecided {
+    id: IdToken,
+    clients: Weak<Mutex<CmClients<Maker>>>,
+}
+
+impl Undecided {
+    pub(super) const fn new(id: IdToken, clients: Weak<Mutex<CmClients<Maker>>>) -> Self {
+        Self { id, clients }
+    }
+}
+
+impl Drop for Undecided {
+    fn drop(&mut self) {
+        if let Some(clients) = self.clients.upgrade() {
+            locked(&clients).decide(self.id);
+        }
+    }
 }
 
 impl CmIncoming {
     pub(super) fn new(
         request: ConnectionRequest,
+        undecided: Undecided,
         events: EventChannel,
-        clients: Arc<Mutex<CmClients<Maker>>>,
+        driver: Driver,
         options: &ConnectionOptions,
     ) -> Self {
         let user_bytes = cm::decode(request.private_data()).0.into();
-        Self { request, user_bytes, events, clients, options: options.clone() }
+        Self { request, user_bytes, events, undecided, driver, options: options.clone() }
     }
 
     /// Returns the address from which the client connected. On one host, the client chooses it.
@@ -98,13 +121,18 @@ impl CmIncoming {
     /// If this is not called within a tokio runtime with I/O and time.
     #[doc(alias = "rdma_accept")]
     pub async fn accept(self, user_bytes: &[u8]) -> Result<Connection, ConnectError> {
-        let (address, clients) = (self.peer_addr(), Arc::clone(&self.clients));
+        let (address, clients) = (self.peer_addr(), self.undecided.clients.clone());
         let accepted = self.connect(user_bytes).await;
-        accepted.inspect_err(|error| locked(&clients).refuse(format!("{address}: {error}")))
+        accepted.inspect_err(|error| {
+            if let Some(clients) = clients.upgrade() {
+                locked(&clients).refuse(format!("{address}: {error}"));
+            }
+        })
     }
 
     async fn connect(self, user_bytes: &[u8]) -> Result<Connection, ConnectError> {
-        let Self { request, events, clients, options, .. } = self;
+        let Self { request, events, undecided, driver, options, .. } = self;
+        drop(undecided);
         let (address, limit) = (request.peer_address(), options.rendezvous_timeout);
         let data = match cm::reply(user_bytes) {
             Ok(data) => data,
@@ -114,7 +142,7 @@ impl CmIncoming {
             }
         };
         let failed = move |error| cm::not_accepted(error, address, limit);
-        let (driver, qp) = (locked(&clients).maker().driver.clone(), options.qp.clone());
+        let qp = options.qp.clone();
         let accepts = async {
             let (accepted, room) = blocking(move || {
                 let PreparedConnection { qp, room } = match driver.prepare(qp) {

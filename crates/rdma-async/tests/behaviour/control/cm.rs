@@ -442,6 +442,51 @@ fn a_dropped_incoming_leaves_its_client_to_another_call() {
     });
 }
 
+/// The port is free as soon as the listener is dropped, and the client can still be accepted.
+#[test]
+fn a_client_that_waits_does_not_keep_its_listener() {
+    run(|| async {
+        for ends in Ends::both() {
+            let listener = ends.listen().await;
+            let address = listener.local_addr();
+            let connect = ends.client.driver.connect_cm(address, patient(&ends.client));
+            let accept = async {
+                let incoming = listener.incoming().await.unwrap();
+                drop(listener);
+                let next = ends.server.driver.listen_cm(address, patient(&ends.server)).await;
+                assert_eq!(next.unwrap().local_addr(), address);
+                incoming.accept(b"").await
+            };
+            let (client, server) =
+                timeout(HANG, async { tokio::join!(connect, accept) }).await.unwrap();
+            assert_eq!(server.unwrap().peer().unwrap().qpn, client.unwrap().0.qpn());
+        }
+    });
+}
+
+/// Its withdrawal is received, so that it does not keep the listener's file readable. Accepting it then fails.
+#[test]
+fn a_client_that_leaves_before_a_decision_does_not_stop_others() {
+    run(|| async {
+        for ends in Ends::both() {
+            let listener = ends.listen().await;
+            let address = listener.local_addr();
+            let leaves = ends.client.driver.connect_cm(address, patient(&ends.client));
+            let incoming = tokio::select! {
+                incoming = listener.incoming() => incoming.unwrap(),
+                connected = leaves => panic!("{connected:?}"),
+            };
+            let connect = ends.client.driver.connect_cm(address, patient(&ends.client));
+            let accept = async { listener.incoming().await.unwrap().accept(b"").await };
+            let (client, server) =
+                timeout(HANG, async { tokio::join!(connect, accept) }).await.unwrap();
+            assert_eq!(server.unwrap().peer().unwrap().qpn, client.unwrap().0.qpn());
+            let refused = timeout(HANG, incoming.accept(b"")).await.unwrap();
+            assert!(refused.is_err(), "{refused:?}");
+        }
+    });
+}
+
 /// A C program sees the user bytes as the beginning of the private data.
 #[test]
 fn a_connection_leads_to_a_plain_listener() {
