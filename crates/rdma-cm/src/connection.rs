@@ -12,8 +12,8 @@ use crate::error::{End, Error, check_private_data};
 use crate::event::{Event, IdToken};
 use crate::step::Step;
 
-/// The name of the end of a connection in errors.
-const PEERS_END: &str = "the end of the connection";
+/// The name of the awaited message in errors.
+const DISCONNECT: &str = "the peer's disconnect";
 
 /// An established connection. Dropping it disconnects, and destroys the queue pair.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl Connection {
     /// [`Error::TimedOut`] after the limit, which leaves the connection unchanged. [`Error::Closed`] once the channel
     /// is closed.
     pub fn wait(&self, limit: Duration) -> Result<End, Error> {
-        let event = self.handle.wait(PEERS_END, limit)?;
+        let event = self.handle.wait(DISCONNECT, limit)?;
         fail(&self.queue_pair);
         Ok(end_of(event.happening))
     }
@@ -142,7 +142,7 @@ impl ConnectionId {
     /// # Errors
     /// Same errors as [`Connection::wait`].
     pub fn wait(&self, limit: Duration) -> Result<End, Error> {
-        Ok(end_of(self.handle.wait(PEERS_END, limit)?.happening))
+        Ok(end_of(self.handle.wait(DISCONNECT, limit)?.happening))
     }
 
     /// Returns a file that becomes readable when the connection ends, or when a thread must process messages. When it is

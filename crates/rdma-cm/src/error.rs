@@ -124,10 +124,8 @@ pub enum Error {
         /// The address.
         address: IpAddr,
     },
-    /// Another listener has the port.
-    #[error(
-        "port {port} of `{device}` has a listener already: use another port, or 0 for any free one"
-    )]
+    /// Another listener, or another owner of a shared port, has the port.
+    #[error("port {port} of `{device}` is in use: use another port, or 0 for any free one")]
     PortInUse {
         /// The port.
         port: u16,

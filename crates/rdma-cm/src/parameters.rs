@@ -62,7 +62,8 @@ pub struct Route {
     pub mtu: Mtu,
     /// The traffic class of the path (`RDMA_OPTION_ID_TOS`). For RoCE v2, it is the byte with DSCP and ECN.
     pub traffic_class: u8,
-    /// The time that both ends wait for an acknowledgement (`RDMA_OPTION_ID_ACK_TIMEOUT`).
+    /// The time for an acknowledgement that the active end offers (`RDMA_OPTION_ID_ACK_TIMEOUT`), at least the shortest
+    /// one and at most 17 s.
     pub ack_timeout: AckTimeout,
     /// The IP address and port of this end.
     pub source: SocketAddr,

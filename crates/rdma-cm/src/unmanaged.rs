@@ -195,7 +195,7 @@ pub fn bind(
 ///
 /// # Errors
 /// [`Error::PortInUse`] if the port is [shared](BindOptions::with_shared_port) and has another owner.
-/// [`Error::System`] if the system refuses it. After an error, the port has one owner less.
+/// [`Error::System`] if the system refuses it. After an error, the port has one owner fewer.
 #[doc(alias = "rdma_listen")]
 pub fn listen(channel: &EventChannel, port: Port) -> Result<Id, Error> {
     Ok(Id(channel.engine().listen(port.0)?))

@@ -19,7 +19,8 @@ impl Semaphore {
         // SAFETY: a semaphore consists of integers, so all-zero bytes are valid (SAFETY.md F4).
         let semaphore = Box::new(UnsafeCell::new(unsafe { std::mem::zeroed() }));
         // SAFETY: the call writes the semaphore, which does not move again (sem_init(3), SAFETY.md F15).
-        unsafe { libc::sem_init(semaphore.get(), 0, 0) };
+        let result = unsafe { libc::sem_init(semaphore.get(), 0, 0) };
+        debug_assert_eq!(result, 0, "the value is 0, and no other process uses the semaphore");
         Self(semaphore)
     }
 
@@ -27,10 +28,12 @@ impl Semaphore {
     pub(crate) fn post_up_to(&self, most: u32) {
         let mut value: c_int = 0;
         // SAFETY: the call writes one integer (sem_getvalue(3), SAFETY.md F15).
-        unsafe { libc::sem_getvalue(self.0.get(), &raw mut value) };
+        let result = unsafe { libc::sem_getvalue(self.0.get(), &raw mut value) };
+        debug_assert_eq!(result, 0, "the semaphore is valid");
         if i64::from(value) < i64::from(most) {
             // SAFETY: the semaphore is initialised (sem_post(3), SAFETY.md F15).
-            unsafe { libc::sem_post(self.0.get()) };
+            let result = unsafe { libc::sem_post(self.0.get()) };
+            debug_assert_eq!(result, 0, "the value is far below its maximum");
         }
     }
 
@@ -48,6 +51,7 @@ impl Semaphore {
 impl Drop for Semaphore {
     fn drop(&mut self) {
         // SAFETY: no thread uses the semaphore any more (sem_destroy(3), SAFETY.md F15).
-        unsafe { libc::sem_destroy(self.0.get()) };
+        let result = unsafe { libc::sem_destroy(self.0.get()) };
+        debug_assert_eq!(result, 0, "the semaphore is valid");
     }
 }

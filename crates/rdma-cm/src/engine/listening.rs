@@ -24,7 +24,7 @@ const RETRY: Duration = Duration::from_millis(100);
 /// The first port of the range from which port 0 selects, and the size of the range, as in Linux by default.
 const FREE: (u16, u16) = (32_768, 28_232);
 
-/// The ports that their owners share, with their devices.
+/// Shared ports, by device and service.
 static SHARED: Mutex<BTreeMap<(Guid, ServiceId), Weak<Name>>> = Mutex::new(BTreeMap::new());
 
 /// The socket whose name stands for a port.

@@ -25,6 +25,8 @@ const RETRIES: u8 = 15;
 /// The number of retries of packets, with and without a receive request: the maximum.
 const PACKET_RETRIES: u8 = 7;
 const HOP_LIMIT: u8 = 64;
+/// The code of 17 s: the longest time for an acknowledgement that this end adopts from a peer. Code 0 means forever.
+const LONGEST_ACK_TIMEOUT: u8 = 22;
 
 /// Returns the GID with an IP address.
 pub(crate) fn gid_of(ip: IpAddr) -> Gid {
@@ -324,7 +326,9 @@ pub(super) fn requester<'a>(
     let mut route = incoming(context, (from, local), offer.service_id, &header)?;
     route.mtu = offer.mtu()?;
     route.traffic_class = offer.primary.traffic_class;
-    route.ack_timeout = AckTimeout::from_code(offer.primary.ack_timeout.code()).unwrap_or_default();
+    // Without these limits, requests to a client that has disappeared could stay for hours, or forever.
+    let code = offer.primary.ack_timeout.code().clamp(1, LONGEST_ACK_TIMEOUT);
+    route.ack_timeout = AckTimeout::from_code(code).unwrap_or_default();
     let endpoint = at(peer, from, route.gid_type, local);
     Some(Requester { endpoint, parameters, route, private_data })
 }

@@ -45,9 +45,7 @@ fn a_port_has_one_listener_per_device() {
     let error = Listener::bind(&Node::new(&context).channel, ("0.0.0.0", port)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        format!(
-            "port {port} of `soft0` has a listener already: use another port, or 0 for any free one"
-        )
+        format!("port {port} of `soft0` is in use: use another port, or 0 for any free one")
     );
     let elsewhere = Listener::bind(&Node::new(&other).channel, ("127.0.0.1", port)).unwrap();
     assert_eq!(elsewhere.local_address().port(), port);
