@@ -3,7 +3,7 @@
 /// The maximum number of connections from one process to another that can have a word.
 pub(crate) const WORDS: usize = if cfg!(loom) { 2 } else { 1024 };
 /// The number of words that are checked together.
-const GROUP: usize = if cfg!(loom) { 1 } else { 64 };
+const GROUP: usize = if cfg!(loom) { 2 } else { 64 };
 pub(crate) const GROUPS: usize = WORDS / GROUP;
 
 /// The key of a connection's word: the word's index, and a count of the connections that have used it. Never 0.
