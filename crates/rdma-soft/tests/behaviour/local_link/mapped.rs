@@ -226,7 +226,8 @@ fn post_unexpected(pair: &mut Pair) -> Vec<u8> {
     pair.near.fill(0x33);
     let before = pair.mapped_requests();
     pair.near.side.qp.post(&pair.wr(Opcode::IBV_WR_RDMA_WRITE_WITH_IMM, LENGTH).with_imm(5));
-    until("a refusal", || pair.near.peer.counter("send_rnr_err") > 0);
+    // Not only sent: a refusal that arrives after the path has changed does not count.
+    until("a refusal", || pair.device.counters().rcvd_rnr_err > 0);
     assert_eq!(pair.mapped_requests(), before + 1);
     read(&pair.near.memory, 0, LENGTH)
 }
