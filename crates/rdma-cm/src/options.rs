@@ -32,8 +32,8 @@ impl BindOptions {
     /// Sets whether the port is shared with other owners in this process that have this option, too
     /// (`RDMA_OPTION_ID_REUSEADDR`). Only one of them can listen, and it must do so before the others are bound.
     ///
-    /// So a program that listens at a port can also use it as the source of its own requests. A port that has no owner
-    /// can be bound without this option, too, even if it was in use a moment ago.
+    /// A program that listens at a port needs this to send its own requests from the same port. It does not need it for
+    /// a port that was in use a moment ago and has no owner any more.
     #[must_use]
     pub const fn with_shared_port(mut self, is_shared: bool) -> Self {
         self.is_shared = is_shared;

@@ -94,30 +94,31 @@ pub(super) fn bind(
     is_shared: bool,
 ) -> Result<(Arc<Name>, u16)> {
     if !is_shared {
-        let (socket, port) = bind_socket(device, space, port)?;
-        return Ok((Arc::new(Name { socket, has_listened: AtomicBool::new(false) }), port));
+        return bind_name(device, space, port);
     }
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     shared.retain(|_, name| name.strong_count() > 0);
     if let Some(name) = shared.get(&(device, space.service_id(port))).and_then(Weak::upgrade) {
         return Ok((name, port));
     }
-    let (socket, port) = bind_socket(device, space, port)?;
-    let name = Arc::new(Name { socket, has_listened: AtomicBool::new(false) });
+    let (name, port) = bind_name(device, space, port)?;
     shared.insert((device, space.service_id(port)), Arc::downgrade(&name));
     Ok((name, port))
 }
 
-fn bind_socket(device: Guid, space: PortSpace, port: u16) -> Result<(OwnedFd, u16)> {
+fn bind_name(device: Guid, space: PortSpace, port: u16) -> Result<(Arc<Name>, u16)> {
+    let bind = |port| {
+        let socket = reserve(device, space.service_id(port))?;
+        Ok((Arc::new(Name { socket, has_listened: AtomicBool::new(false) }), port))
+    };
     if port != 0 {
-        return Ok((reserve(device, space.service_id(port))?, port));
+        return bind(port);
     }
     let (first, count) = FREE;
     for _ in 0..count {
-        let port = first + next_turn() % count;
-        match reserve(device, space.service_id(port)) {
+        match bind(first + next_turn() % count) {
             Err(Errno::ADDRINUSE) => {}
-            result => return Ok((result?, port)),
+            result => return result,
         }
     }
     Err(Errno::ADDRINUSE)

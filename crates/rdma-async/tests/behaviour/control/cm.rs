@@ -6,7 +6,8 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_async::{
-    CloseReason, CmListener, ConnectError, Connection, ConnectionOptions, TransportError,
+    CloseReason, CmIncoming, CmListener, ConnectError, Connection, ConnectionOptions,
+    TransportError,
 };
 use rdma_cm::{EventChannel, Listener};
 use rdma_mem::AccessFlags;
@@ -306,6 +307,37 @@ fn concurrent_accepts_lose_no_client() {
     });
 }
 
+/// Awaits a future during at most `turns` turns of other tasks, and then drops it.
+async fn within<T>(turns: u32, future: impl Future<Output = T>) -> Option<T> {
+    let gives_up = async {
+        for _ in 0..turns {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        result = future => Some(result),
+        () = gives_up => None,
+    }
+}
+
+/// Awaits both ends, which are then connected to each other.
+async fn are_connected(
+    connect: impl Future<Output = Result<(Connection, Box<[u8]>), ConnectError>>,
+    accept: impl Future<Output = Connection>,
+) {
+    let (client, server) = timeout(HANG, async { tokio::join!(connect, accept) }).await.unwrap();
+    assert_eq!(server.peer().unwrap().qpn, client.unwrap().0.qpn());
+}
+
+/// Returns the request of a client that has withdrawn it.
+async fn withdrawn(ends: &Ends, listener: &CmListener) -> CmIncoming {
+    let connect = ends.client.driver.connect_cm(listener.local_addr(), patient(&ends.client));
+    tokio::select! {
+        incoming = listener.incoming() => incoming.unwrap(),
+        connected = connect => panic!("{connected:?}"),
+    }
+}
+
 /// A dropped call may have handled the events of the other call's clients.
 #[test]
 fn a_dropped_accept_leaves_its_clients_to_another() {
@@ -316,18 +348,7 @@ fn a_dropped_accept_leaves_its_clients_to_another() {
             for turns in 0..30 {
                 let connect = driver.connect_cm(address, patient(&ends.client));
                 let accept = async {
-                    let gives_up = async {
-                        for _ in 0..turns {
-                            tokio::task::yield_now().await;
-                        }
-                        None
-                    };
-                    let dropped = async {
-                        tokio::select! {
-                            accepted = listener.accept() => Some(accepted),
-                            nothing = gives_up => nothing,
-                        }
-                    };
+                    let dropped = within(turns, listener.accept());
                     let mut kept = Box::pin(listener.accept());
                     let either = async {
                         tokio::select! {
@@ -337,9 +358,7 @@ fn a_dropped_accept_leaves_its_clients_to_another() {
                     };
                     either.await.unwrap()
                 };
-                let both = async { tokio::join!(connect, accept) };
-                let (client, server) = timeout(HANG, both).await.unwrap();
-                assert_eq!(server.peer().unwrap().qpn, client.unwrap().0.qpn());
+                are_connected(connect, accept).await;
             }
         }
     });
@@ -396,12 +415,7 @@ fn a_client_that_withdraws_its_request_cannot_be_accepted() {
     run(|| async {
         for ends in Ends::both() {
             let listener = ends.listen().await;
-            let connect =
-                ends.client.driver.connect_cm(listener.local_addr(), patient(&ends.client));
-            let incoming = tokio::select! {
-                incoming = listener.incoming() => incoming.unwrap(),
-                connected = connect => panic!("{connected:?}"),
-            };
+            let incoming = withdrawn(&ends, &listener).await;
             let error = incoming.accept(b"").await.unwrap_err();
             assert!(matches!(error, ConnectError::Closed { .. }), "{error}");
             assert_eq!(listener.refused(), 1);
@@ -419,24 +433,13 @@ fn a_dropped_incoming_leaves_its_client_to_another_call() {
             for turns in 0..30 {
                 let connect = driver.connect_cm(address, patient(&ends.client));
                 let accept = async {
-                    let gives_up = async {
-                        for _ in 0..turns {
-                            tokio::task::yield_now().await;
-                        }
-                    };
-                    let incoming = tokio::select! {
-                        incoming = listener.incoming() => Some(incoming.unwrap()),
-                        () = gives_up => None,
-                    };
-                    match incoming {
-                        Some(incoming) => incoming.accept(b"").await.unwrap(),
+                    match within(turns, listener.incoming()).await {
+                        Some(incoming) => incoming.unwrap().accept(b"").await.unwrap(),
                         None if turns % 2 == 0 => listener.accept().await.unwrap(),
                         None => listener.incoming().await.unwrap().accept(b"").await.unwrap(),
                     }
                 };
-                let both = async { tokio::join!(connect, accept) };
-                let (client, server) = timeout(HANG, both).await.unwrap();
-                assert_eq!(server.peer().unwrap().qpn, client.unwrap().0.qpn());
+                are_connected(connect, accept).await;
             }
         }
     });
@@ -455,11 +458,9 @@ fn a_client_that_waits_does_not_keep_its_listener() {
                 drop(listener);
                 let next = ends.server.driver.listen_cm(address, patient(&ends.server)).await;
                 assert_eq!(next.unwrap().local_addr(), address);
-                incoming.accept(b"").await
+                incoming.accept(b"").await.unwrap()
             };
-            let (client, server) =
-                timeout(HANG, async { tokio::join!(connect, accept) }).await.unwrap();
-            assert_eq!(server.unwrap().peer().unwrap().qpn, client.unwrap().0.qpn());
+            are_connected(connect, accept).await;
         }
     });
 }
@@ -470,17 +471,11 @@ fn a_client_that_leaves_before_a_decision_does_not_stop_others() {
     run(|| async {
         for ends in Ends::both() {
             let listener = ends.listen().await;
-            let address = listener.local_addr();
-            let leaves = ends.client.driver.connect_cm(address, patient(&ends.client));
-            let incoming = tokio::select! {
-                incoming = listener.incoming() => incoming.unwrap(),
-                connected = leaves => panic!("{connected:?}"),
-            };
-            let connect = ends.client.driver.connect_cm(address, patient(&ends.client));
-            let accept = async { listener.incoming().await.unwrap().accept(b"").await };
-            let (client, server) =
-                timeout(HANG, async { tokio::join!(connect, accept) }).await.unwrap();
-            assert_eq!(server.unwrap().peer().unwrap().qpn, client.unwrap().0.qpn());
+            let incoming = withdrawn(&ends, &listener).await;
+            let connect =
+                ends.client.driver.connect_cm(listener.local_addr(), patient(&ends.client));
+            let accept = async { listener.incoming().await.unwrap().accept(b"").await.unwrap() };
+            are_connected(connect, accept).await;
             let refused = timeout(HANG, incoming.accept(b"")).await.unwrap();
             assert!(refused.is_err(), "{refused:?}");
         }
