@@ -152,6 +152,13 @@ impl<W: Window> Requester<W> {
         self.not_ready.set_limit(settings.rnr_retries);
     }
 
+    /// Sends all unacknowledged packets again, because the path to the peer has changed and answers
+    /// to the former path may not count. This is not a retry, and restarts the transport timer.
+    pub fn path_has_changed(&mut self) {
+        self.retry.again();
+        self.rewind();
+    }
+
     /// Returns true if the requester has stopped, because of [`stop`](Self::stop) or a failed
     /// request.
     #[must_use]

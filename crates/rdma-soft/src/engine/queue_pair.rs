@@ -481,8 +481,8 @@ impl QueuePair {
             if to == QpState::RTS || to == QpState::SQD {
                 wire.set(self, &send.requester);
             }
-            if to == QpState::SQD {
-                // A turn records that the drain waits for the peer.
+            if moved || to == QpState::SQD {
+                // A turn sends packets by the new route, and records that the drain waits for the peer.
                 self.entry.queue();
             }
         } else if from == QpState::RTR && to == QpState::RTS {

@@ -1,6 +1,10 @@
 //! Packets are lost, arrive twice, or overtake each other.
 
+use std::time::Duration;
+
+use rdma_proto::requester::Settings;
 use rdma_proto::wire::{Bth, Headers, Opcode, Operation, Reth};
+use rdma_types::AckTimeout;
 
 use crate::pair::ends::RKEY;
 use crate::pair::network::Fate::{Late, Lost, Twice};
@@ -411,4 +415,34 @@ fn the_page_shows_the_actual_traces() {
         let trace = pair.run().join("\n");
         assert!(page.contains(&format!("```text\n{trace}\n```")), "{trace}");
     }
+}
+
+/// The answer was sent to the former path, and nothing limits the wait for it.
+#[test]
+fn a_changed_path_sends_the_unacknowledged_packets_again() {
+    let (requester, responder) = settings();
+    let timeout = AckTimeout::unlimited();
+    let mut pair = Pair::with(&Settings { timeout, ..requester }, &responder);
+    pair = pair.fates([(Response, 1, Lost)]);
+    (0..2).for_each(|_| _ = pair.write(0, 8));
+    pair.run();
+    pair.requester.hold();
+    pair.requester.path_has_changed();
+    assert!(!pair.requester.is_held());
+    assert_eq!(pair.run(), ["-> RDMA WRITE Only 1", "<- ACK 1", "   1 done"]);
+    assert_eq!(pair.requester.counters().completer_retry_err, 0);
+}
+
+/// A wait that the receiver has requested goes on.
+#[test]
+fn a_changed_path_ends_no_wait_for_a_receiver() {
+    let mut pair = Pair::new();
+    pair.send(8);
+    assert_eq!(pair.run_for(Duration::from_micros(600)).last().unwrap(), "<- RNR NAK 0");
+    let deadline = pair.requester.deadline();
+    pair.requester.path_has_changed();
+    assert_eq!(pair.requester.deadline(), deadline);
+    pair.memory.receives.push_back(8);
+    assert_eq!(pair.run(), ["-> SEND Only 0", "<- ACK 0", "   0 done"]);
+    assert_eq!(Some(pair.now), deadline.map(|at| at.after(Duration::from_micros(2))));
 }

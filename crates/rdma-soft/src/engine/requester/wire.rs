@@ -91,7 +91,8 @@ impl Wire {
     }
 
     /// Sends packets by another route from now on. Keeps the word if the same connection between processes carries the
-    /// packets, because requests that were already sent are reported in that word.
+    /// packets, because requests that were already sent are reported in that word. Unless the route is the same, sends
+    /// the unacknowledged packets again: answers by the former path are dropped.
     pub(crate) fn go(&mut self, route: Route) {
         let carrier = |route: &Route| route.outlet.carrier().map(Arc::as_ptr);
         let is_same = match (carrier(&self.route), carrier(&route)) {
@@ -104,6 +105,11 @@ impl Wire {
                 self.mapped.placed.filter(|placed| is_before(placed.request, self.begun()));
             self.mapped.clear();
             self.mapped.placed = placed.map(|placed| Placed { is_stranded: true, ..placed });
+        }
+        if let Protocol::Reliable(protocol) = &mut self.protocol
+            && (!is_same || route.path != self.route.path)
+        {
+            protocol.path_has_changed();
         }
         self.route = route;
     }

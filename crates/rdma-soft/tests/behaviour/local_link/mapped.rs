@@ -294,14 +294,16 @@ fn the_last_packet_of_a_write_with_immediate_is_refused_after_a_revocation() {
 }
 
 /// The last packet contains the number of bytes that this connection of two processes has written. Another route may
-/// lead elsewhere, so the packet is not sent there.
+/// lead elsewhere, so the packet is not sent there. The peer is stopped and nothing limits the wait for its answer, but
+/// the change of the route ends that wait.
 #[test]
 fn the_last_packet_of_a_write_with_immediate_takes_no_other_route() {
-    let mut pair = Pair::new("mapped-notice-route", &HASTY);
+    let mut pair = Pair::new("mapped-notice-route", &PATIENT);
     post_unexpected(&mut pair);
     let near = &mut pair.near;
+    near.peer.stop();
     assert_eq!(near.side.qp.to_state(ibv_qp_state::IBV_QPS_SQD), 0);
-    let mut attr = attributes(&near.side.endpoint(), &near.far, &HASTY);
+    let mut attr = attributes(&near.side.endpoint(), &near.far, &PATIENT);
     let nobody = Ipv4Addr::new(192, 0, 2, 77).to_ipv6_mapped().octets();
     attr.ah_attr.grh.dgid = ibv_gid { raw: nobody };
     let mask = ibv_qp_attr_mask::IBV_QP_STATE | ibv_qp_attr_mask::IBV_QP_AV;
