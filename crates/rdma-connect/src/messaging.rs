@@ -20,7 +20,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use rdma_mem::{Buffer, BufferPool};
-use rdma_message::frame::{self, CloseReason, Frame, Remote};
+use rdma_message::frame::{CloseReason, Frame, Remote};
 use rdma_message::{ConnectionError, Incoming, Operation, Output};
 
 pub use body::Body;
@@ -60,10 +60,7 @@ pub trait Requests {
 
     /// Posts the SEND of a frame. `fill` writes the bytes after the header, and returns their number.
     fn post_send(&mut self, slot: u32, header: &[u8], fill: impl FnOnce(&mut [u8]) -> usize) {
-        let closing = match Frame::decode(header) {
-            Ok((Frame { body: frame::Body::Close(reason), .. }, _)) => Some(reason),
-            _ => None,
-        };
+        let closing = Frame::close_reason(header);
         if let Some((buffer, length)) = self.slots().fill(slot, header, fill) {
             self.send(slot, buffer, length, closing);
         }

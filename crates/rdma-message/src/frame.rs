@@ -279,6 +279,18 @@ impl Frame {
         Header { bytes, len: MAX_HEADER_BYTES.saturating_sub(unused) }
     }
 
+    /// Returns the reason if the header is that of a close frame.
+    #[must_use]
+    pub fn close_reason(header: &[u8]) -> Option<CloseReason> {
+        if header.first() != Some(&CLOSE) {
+            return None;
+        }
+        match Self::decode(header) {
+            Ok((Self { body: Body::Close(reason), .. }, _)) => Some(reason),
+            _ => None,
+        }
+    }
+
     /// Reads a frame, and returns it with the offset of its payload. Checks everything that does not
     /// depend on the connection.
     ///

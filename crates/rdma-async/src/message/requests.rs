@@ -74,6 +74,14 @@ enum SendRequest {
     Read(Incoming),
 }
 
+/// A posted request.
+#[derive(Clone, Copy, Debug)]
+enum Posted {
+    /// The receive of this slot.
+    Receive(u32),
+    Send(SendRequest),
+}
+
 /// The posted requests of one queue in order of posting.
 #[derive(Debug)]
 struct Queue<T> {
@@ -170,33 +178,37 @@ impl Requests {
     /// Returns the next request that has completed, as far as completions were delivered. Requests of one queue complete
     /// in order.
     pub(super) fn next(&mut self) -> Option<Completed> {
-        while let Some(&(slot, id)) = self.receives.posted.front() {
-            let Some((ended, held)) = self.take(id) else { break };
-            self.receives.posted.pop_front();
-            if let Some(received) = self.end_receive(slot, &ended, held) {
-                return Some(received);
-            }
-        }
-        while let Some(&(request, id)) = self.sends.posted.front() {
-            let Some((ended, held)) = self.take(id) else { break };
-            self.sends.posted.pop_front();
+        loop {
+            let (request, ended, held) = self.take_ended()?;
             let completed = match request {
-                SendRequest::Frame(slot) => self.end_send(slot, &ended, held),
-                _ => self.end_long(request, ended, held),
+                Posted::Receive(slot) => self.end_receive(slot, &ended, held),
+                Posted::Send(SendRequest::Frame(slot)) => self.end_send(slot, &ended, held),
+                Posted::Send(request) => self.end_long(request, ended, held),
             };
             if completed.is_some() {
                 return completed;
             }
         }
-        None
     }
 
-    fn take(&self, id: Id) -> Option<(Ended, Held)> {
+    /// Takes the oldest request of a queue, if it has ended. Receives come first.
+    fn take_ended(&mut self) -> Option<(Posted, Ended, Held)> {
+        let (receive, send) = (self.receives.posted.front(), self.sends.posted.front());
+        let receive = receive.map(|&(slot, id)| (Posted::Receive(slot), id));
+        let send = send.map(|&(request, id)| (Posted::Send(request), id));
         let (ledger, mut held) = (&self.connection.inner().ledger, None);
         let mut table = ledger.lock();
-        let ended = table.take(id, &mut held);
+        let found = [receive, send].into_iter().flatten().find_map(|(request, id)| {
+            let ended = table.take(id, &mut held)?;
+            Some((request, ended))
+        });
         ledger.unlock(table);
-        Some((ended?, held?))
+        let (request, ended) = found?;
+        match request {
+            Posted::Receive(_) => _ = self.receives.posted.pop_front(),
+            Posted::Send(_) => _ = self.sends.posted.pop_front(),
+        }
+        Some((request, ended, held?))
     }
 
     fn end_receive(&mut self, slot: u32, ended: &Ended, mut held: Held) -> Option<Completed> {

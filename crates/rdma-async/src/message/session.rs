@@ -137,7 +137,7 @@ impl<P: Drive> Session<P> {
     fn finish<'s>(&'s self, mut state: MutexGuard<'s, State<P>>) {
         let mut armed = Ok(false);
         loop {
-            state.settle();
+            state.execute();
             if state.requests.must_close() {
                 drop(state);
                 if let Err(error) = self.connection.close() {
@@ -151,6 +151,7 @@ impl<P: Drive> Session<P> {
             if state.requests.await_next(awaits, &self.waker, &mut armed) {
                 break;
             }
+            state.settle();
         }
         let ended = state.protocol.end().take_unreported();
         let mut woken =
@@ -179,14 +180,17 @@ impl<P: Drive> Session<P> {
 impl<P: Drive> State<P> {
     /// Processes completions that were delivered, and executes the instructions of the protocol.
     fn settle(&mut self) {
-        loop {
-            while let Some(output) = self.protocol.poll_output() {
-                self.protocol.act(output, &mut self.requests, &mut self.woken);
-            }
-            match self.requests.next() {
-                Some(completed) => self.complete(completed),
-                None => return,
-            }
+        self.execute();
+        while let Some(completed) = self.requests.next() {
+            self.complete(completed);
+            self.execute();
+        }
+    }
+
+    /// Executes the instructions of the protocol.
+    fn execute(&mut self) {
+        while let Some(output) = self.protocol.poll_output() {
+            self.protocol.act(output, &mut self.requests, &mut self.woken);
         }
     }
 
