@@ -50,7 +50,7 @@ pub(crate) fn join(
     }
     if settings.rank == 0 {
         let listening = Error::io(format!("listening at the address of rank 0, {master}"));
-        let listener = TcpListener::bind(&addresses[..]).map_err(listening)?;
+        let listener = listen(&addresses, settings.world_size).map_err(listening)?;
         return Root::new(settings, limit, keys, listener, entry)?.gather(until);
     }
     let stream =
@@ -70,6 +70,21 @@ pub(crate) fn join(
             Err(Error::Refused { address, rank: settings.rank, reason })
         }
     }
+}
+
+/// Listens at the first address that works. All ranks can connect before one is accepted, if the kernel allows that
+/// (`net.core.somaxconn`).
+fn listen(addresses: &[SocketAddr], world_size: usize) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(addresses)?;
+    let waiting = i32::try_from(most_half_open(world_size)).unwrap_or(i32::MAX);
+    // The standard library requests a short backlog. This call enlarges it.
+    rustix::net::listen(&listener, waiting)?;
+    Ok(listener)
+}
+
+/// Returns the maximum number of half-open connections.
+const fn most_half_open(world_size: usize) -> usize {
+    world_size.saturating_add(STRANGERS)
 }
 
 /// Connects to rank 0, which may not listen yet.
@@ -253,7 +268,7 @@ impl<'s> Root<'s> {
     }
 
     const fn most_half_open(&self) -> usize {
-        self.settings.world_size.saturating_add(STRANGERS)
+        most_half_open(self.settings.world_size)
     }
 
     /// Processes the frames that have arrived.

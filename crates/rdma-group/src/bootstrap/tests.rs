@@ -56,7 +56,7 @@ fn all_ranks_get_the_same_table() {
 
 /// Listens at the address as rank 0, and joins no rank yet.
 fn root<'s>(settings: &'s Settings, keys: &'s Arc<Keys>, limit: Duration) -> Root<'s> {
-    let listener = TcpListener::bind(&settings.master).unwrap();
+    let listener = listen(&[settings.master.parse().unwrap()], settings.world_size).unwrap();
     let entry = |ip| Ok(Entry { address: (ip, 1).into(), host: "host0".to_owned() });
     Root::new(settings, limit, keys, listener, entry).unwrap()
 }
@@ -86,6 +86,18 @@ fn strangers_do_not_drop_a_rank_whose_message_has_arrived() {
     assert_eq!(root.half_open.len() + 1, strangers.len());
     // The last one still waits, so a flood does not keep rank 0 from its other work.
     root.listener.accept().unwrap();
+}
+
+/// With the backlog of the standard library, the kernel ignores the last ones until rank 0 accepts others.
+#[test]
+fn all_ranks_can_connect_before_one_is_accepted() {
+    let kernels = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+    let ranks = kernels.trim().parse().map_or(300, |most: usize| most.min(300));
+    let listener = listen(&[([127, 0, 0, 1], 0).into()], ranks).unwrap();
+    let master = listener.local_addr().unwrap();
+    let connect = |_| TcpStream::connect_timeout(&master, LIMIT).unwrap();
+    let waiting: Vec<_> = (0..ranks).map(connect).collect();
+    assert_eq!(waiting.len(), ranks);
 }
 
 #[test]
