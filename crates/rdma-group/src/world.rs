@@ -139,7 +139,7 @@ impl World {
                     world.ranks.check(rank, until)?;
                     continue;
                 };
-                return world.dialed(rank, result);
+                return world.dialed(rank, address, result);
             }
         })
     }
@@ -155,12 +155,13 @@ impl World {
         let failed = |error| Failure::Connect(rank, error);
         let builder = self.pd.create_channel().rendezvous_timeout(self.ranks.limit);
         let mut listener = builder.listen(self.ranks.any_port()).map_err(failed)?;
-        let message = Ranks::address_message(call, listener.local_addr());
+        let port = listener.local_addr().port();
+        let message = Ranks::address_message(call, port);
         self.send(rank, &peer.messages, &message, until)?;
         loop {
             match listener.incoming(Some(CHECK)) {
-                Ok(client) if self.ranks.peer_of(client.user_bytes()) == Some(rank) => {
-                    let accepted = client.accept(&self.ranks.answer(rank));
+                Ok(client) if self.ranks.peer_of(client.user_bytes(), port) == Some(rank) => {
+                    let accepted = client.accept(&self.ranks.answer(rank, port));
                     return accepted.map_err(|_| Failure::Lost(rank));
                 }
                 Ok(client) => client.reject("this rank waits for another rank of its group"),
@@ -391,7 +392,8 @@ impl World {
                 _ => results.recv_timeout(CHECK).ok(),
             };
             if let Some((peer, result)) = result {
-                let dialed = self.start(self.dialed(peer, result)?, peer)?;
+                let address = self.ranks.address(peer)?;
+                let dialed = self.start(self.dialed(peer, address, result)?, peer)?;
                 peers.get_mut(peer).map(|place| place.insert(dialed));
             }
             self.ranks.check(missing, until)?;
@@ -415,7 +417,7 @@ impl World {
         until: Instant,
         results: mpsc::Sender<(usize, Dialed)>,
     ) -> Result<(), Failure> {
-        let (pd, greeting) = (self.pd.clone(), self.ranks.greeting(peer));
+        let (pd, greeting) = (self.pd.clone(), self.ranks.greeting(peer, address.port()));
         let dial = move || {
             let left = until.saturating_duration_since(Instant::now());
             let builder = match options {
@@ -432,9 +434,9 @@ impl World {
     }
 
     /// Checks the result of [`dial`](Self::dial).
-    fn dialed(&self, peer: usize, result: Dialed) -> Result<Channel, Failure> {
+    fn dialed(&self, peer: usize, address: SocketAddr, result: Dialed) -> Result<Channel, Failure> {
         let (channel, answer) = result.map_err(|error| self.ranks.unconnected(peer, error))?;
-        self.ranks.check_answer(&answer, peer)?;
+        self.ranks.check_answer(&answer, peer, address.port())?;
         Ok(channel)
     }
 
@@ -445,12 +447,13 @@ impl World {
         peers: &mut [Option<Peer>],
         awaited: usize,
     ) -> Result<(), Failure> {
+        let port = listener.local_addr().port();
         let client = match listener.incoming(Some(CHECK)) {
             Ok(client) => client,
             Err(ConnectError::Timeout { .. }) => return Ok(()),
             Err(error) => return Err(Failure::Connect(awaited, error)),
         };
-        let peer = match self.ranks.admit(client.user_bytes(), peers) {
+        let peer = match self.ranks.admit(client.user_bytes(), port, peers) {
             Ok(peer) => peer,
             Err(why) => {
                 client.reject(why);
@@ -458,7 +461,7 @@ impl World {
             }
         };
         // A client that has gone is not lost yet: its end is noticed elsewhere.
-        if let Ok(channel) = client.accept(&self.ranks.answer(peer)) {
+        if let Ok(channel) = client.accept(&self.ranks.answer(peer, port)) {
             peers[peer] = Some(self.start(channel, peer)?);
         }
         Ok(())

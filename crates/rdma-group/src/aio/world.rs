@@ -140,8 +140,10 @@ impl World {
         if rank > self.ranks.own {
             let message = self.receive(rank, peer, until).await?;
             let address = self.ranks.address_in(rank, call, &message)?;
-            let (driver, options) =
-                (self.driver.clone(), options.user_bytes(&self.ranks.greeting(rank)));
+            let (driver, options) = (
+                self.driver.clone(),
+                options.user_bytes(&self.ranks.greeting(rank, address.port())),
+            );
             let mut dialing = pin!(driver.connect(address, options));
             let dialed = loop {
                 match timeout(CHECK, &mut dialing).await {
@@ -150,19 +152,20 @@ impl World {
                 }
             };
             let (connection, answer) = dialed.map_err(|it| self.ranks.unconnected(rank, it))?;
-            self.ranks.check_answer(&answer, rank)?;
+            self.ranks.check_answer(&answer, rank, address.port())?;
             return Ok(connection);
         }
         let failed = |error| Failure::Connect(rank, error);
         let listener = self.driver.listen(self.ranks.any_port(), options).await.map_err(failed)?;
-        let message = Ranks::address_message(call, listener.local_addr());
+        let port = listener.local_addr().port();
+        let message = Ranks::address_message(call, port);
         self.send(rank, &peer.messages, &message, until).await?;
         loop {
             tokio::select! {
                 client = listener.incoming() => {
                     let client = client.map_err(failed)?;
-                    if self.ranks.peer_of(client.user_bytes()) == Some(rank) {
-                        let accepted = client.accept(&self.ranks.answer(rank));
+                    if self.ranks.peer_of(client.user_bytes(), port) == Some(rank) {
+                        let accepted = client.accept(&self.ranks.answer(rank, port));
                         return accepted.map_err(|_| Failure::Lost(rank));
                     }
                     client.reject("this rank waits for another rank of its group");
@@ -388,7 +391,8 @@ impl World {
                     let (peer, dialed) = dialed.map_err(|_| Failure::Lost(missing))?;
                     let (connection, answer) =
                         dialed.map_err(|error| self.ranks.unconnected(peer, error))?;
-                    self.ranks.check_answer(&answer, peer)?;
+                    let port = self.ranks.address(peer)?.port();
+                    self.ranks.check_answer(&answer, peer, port)?;
                     let started = self.start(connection, peer).await?;
                     peers.get_mut(peer).map(|place| place.insert(started));
                 }
@@ -414,7 +418,7 @@ impl World {
     fn dial(&self, peer: usize, until: Instant, dials: &mut Dials) -> Result<(), Failure> {
         let address = self.ranks.address(peer)?;
         let options = connection_options(&self.pd, &self.options)
-            .user_bytes(&self.ranks.greeting(peer))
+            .user_bytes(&self.ranks.greeting(peer, address.port()))
             .rendezvous_timeout(until.saturating_duration_since(Instant::now()));
         let driver = self.driver.clone();
         dials.spawn(async move { (peer, driver.connect(address, options).await) });
@@ -423,7 +427,8 @@ impl World {
 
     /// Accepts a client if it is a lower rank. It may be another one than the one that this rank waits for.
     async fn accept(&self, client: Incoming, peers: &mut [Option<Peer>]) -> Result<(), Failure> {
-        let peer = match self.ranks.admit(client.user_bytes(), peers) {
+        let port = self.ranks.address(self.ranks.own)?.port();
+        let peer = match self.ranks.admit(client.user_bytes(), port, peers) {
             Ok(peer) => peer,
             Err(why) => {
                 client.reject(why);
@@ -431,7 +436,7 @@ impl World {
             }
         };
         // A client that has gone is not lost yet: its end is noticed elsewhere.
-        if let Ok(connection) = client.accept(&self.ranks.answer(peer)) {
+        if let Ok(connection) = client.accept(&self.ranks.answer(peer, port)) {
             peers[peer] = Some(self.start(connection, peer).await?);
         }
         Ok(())

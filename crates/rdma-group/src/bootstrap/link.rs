@@ -70,19 +70,11 @@ impl Keys {
         }
     }
 
-    /// Returns the bytes with which one rank proves to another that both belong to the same group.
-    pub(crate) fn proof(&self, session: &Nonce, from: usize, to: usize) -> Tag {
-        self.proof_of(session, from, to).finalize().into_bytes().into()
-    }
-
-    /// Returns true if the bytes are the [`proof`](Self::proof). Takes the same time for all wrong bytes.
-    pub(crate) fn is_proof(&self, bytes: &[u8], session: &Nonce, from: usize, to: usize) -> bool {
-        self.proof_of(session, from, to).verify_slice(bytes).is_ok()
-    }
-
-    fn proof_of(&self, session: &Nonce, from: usize, to: usize) -> Hmac<Sha256> {
+    /// Returns the code that one rank sends to another, to prove that both belong to the same group. It is valid only for
+    /// a connection to this port of either of them.
+    pub(crate) fn proof(&self, session: &Nonce, [from, to]: [usize; 2], port: u16) -> Hmac<Sha256> {
         let [from, to] = [from, to].map(|rank| (rank as u64).to_le_bytes());
-        mac(&self.between_ranks, &[session, &from, &to])
+        mac(&self.between_ranks, &[session, &from, &to, &port.to_le_bytes()])
     }
 }
 

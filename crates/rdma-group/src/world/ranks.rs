@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytemuck::Pod;
+use hmac::Mac as _;
 use rdma_channel::ConnectError;
 
 use crate::bootstrap;
-use crate::bootstrap::link::{Keys, Nonce};
+use crate::bootstrap::link::{Keys, Nonce, Tag};
 use crate::bootstrap::star::{Notice, Star};
 use crate::bootstrap::table::{Entry, Table};
 use crate::call::Call;
@@ -111,8 +112,8 @@ impl Ranks {
     }
 
     /// Returns the message with which a rank that makes this call announces where it listens.
-    pub(crate) fn address_message(call: Call, address: SocketAddr) -> Vec<u8> {
-        [&call.to_bytes()[..], &address.port().to_le_bytes()].concat()
+    pub(crate) fn address_message(call: Call, port: u16) -> Vec<u8> {
+        [&call.to_bytes()[..], &port.to_le_bytes()].concat()
     }
 
     /// Returns the address in the message of a rank that must make this call.
@@ -139,38 +140,41 @@ impl Ranks {
         Failure::Own(Error::Mismatch { rank, host, theirs, ours })
     }
 
-    /// Returns the bytes with which this rank introduces itself to a higher one.
-    pub(crate) fn greeting(&self, peer: usize) -> Vec<u8> {
+    /// Returns the bytes with which this rank introduces itself to a higher one, which listens at this port. They prove
+    /// nothing at another port.
+    pub(crate) fn greeting(&self, peer: usize, port: u16) -> Vec<u8> {
         let mut greeting = (self.own as u64).to_le_bytes().to_vec();
-        greeting.extend(self.answer(peer));
+        greeting.extend(self.answer(peer, port));
         greeting
     }
 
-    /// Returns the bytes with which this rank answers the greeting of a lower one.
-    pub(crate) fn answer(&self, peer: usize) -> [u8; 32] {
-        self.keys.proof(&self.session, self.own, peer)
+    /// Returns the bytes with which this rank answers the greeting of a lower one at this port of its own.
+    pub(crate) fn answer(&self, peer: usize, port: u16) -> Tag {
+        let proof = self.keys.proof(&self.session, [self.own, peer], port);
+        proof.finalize().into_bytes().into()
     }
 
-    /// Returns true if these bytes are the [answer](Self::answer) of that rank.
-    pub(crate) fn is_answer(&self, bytes: &[u8], peer: usize) -> bool {
-        self.keys.is_proof(bytes, &self.session, peer, self.own)
+    /// Returns true if these bytes are the [answer](Self::answer) of that rank. Takes the same time for all wrong bytes.
+    fn is_answer(&self, bytes: &[u8], peer: usize, port: u16) -> bool {
+        self.keys.proof(&self.session, [peer, self.own], port).verify_slice(bytes).is_ok()
     }
 
-    /// Returns the rank of a client with this greeting, if it is a lower rank of this group.
-    pub(crate) fn peer_of(&self, greeting: &[u8]) -> Option<usize> {
+    /// Returns the rank of a client with this greeting at this port, if it is a lower rank of this group.
+    pub(crate) fn peer_of(&self, greeting: &[u8], port: u16) -> Option<usize> {
         let (rank, proof) = greeting.split_first_chunk()?;
         let rank = usize::try_from(u64::from_le_bytes(*rank)).ok()?;
-        (rank < self.own && self.is_answer(proof, rank)).then_some(rank)
+        (rank < self.own && self.is_answer(proof, rank, port)).then_some(rank)
     }
 
-    /// Returns the rank of a client with this greeting. Fails with the reason for a client that is none, or whose place
-    /// among `peers` is taken.
+    /// Returns the rank of a client with this greeting at this port. Fails with the reason for a client that is none, or
+    /// whose place among `peers` is taken.
     pub(crate) fn admit<P>(
         &self,
         greeting: &[u8],
+        port: u16,
         peers: &[Option<P>],
     ) -> Result<usize, &'static str> {
-        match self.peer_of(greeting).map(|peer| (peer, peers.get(peer))) {
+        match self.peer_of(greeting, port).map(|peer| (peer, peers.get(peer))) {
             None => Err("this is a rank of a group, and the client is not of this group"),
             Some((peer, Some(None))) => Ok(peer),
             Some(_) => Err("this rank is connected already"),
@@ -204,9 +208,9 @@ impl Ranks {
         }
     }
 
-    /// Fails unless these bytes are the answer of a higher rank to which this one has connected.
-    pub(crate) fn check_answer(&self, bytes: &[u8], peer: usize) -> Result<(), Failure> {
-        if self.is_answer(bytes, peer) {
+    /// Fails unless these bytes are the answer of a higher rank, to which this one has connected at this port.
+    pub(crate) fn check_answer(&self, bytes: &[u8], peer: usize, port: u16) -> Result<(), Failure> {
+        if self.is_answer(bytes, peer, port) {
             return Ok(());
         }
         Err(Failure::Connect(peer, ConnectError::Rejected("its proof is wrong".into())))
@@ -267,5 +271,32 @@ impl Ranks {
             reason if reason.is_empty() => Error::Lost { rank, host },
             reason => Error::Failed { rank, host, reason },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proof_is_valid_only_for_its_port_and_its_ranks() {
+        let ranks = |own| Ranks {
+            own,
+            entries: Vec::new(),
+            limit: Duration::ZERO,
+            keys: Arc::new(Keys::new(b"secret")),
+            session: [3; 16],
+            star: Star::new(own, Vec::new()),
+        };
+        let [lower, higher, last] = [1, 2, 3].map(ranks);
+        let greeting = lower.greeting(2, 4000);
+        assert_eq!(higher.peer_of(&greeting, 4000), Some(1));
+        assert_eq!(higher.peer_of(&greeting, 4001), None);
+        assert_eq!(last.peer_of(&greeting, 4000), None);
+        let answer = higher.answer(1, 4000);
+        assert!(lower.check_answer(&answer, 2, 4000).is_ok());
+        assert!(lower.check_answer(&answer, 2, 4001).is_err());
+        assert!(lower.check_answer(&answer, 3, 4000).is_err());
+        assert!(lower.check_answer(&greeting[8..], 2, 4000).is_err());
     }
 }
