@@ -21,6 +21,7 @@ use crate::group::buffer::{Buffer, Elements, Memory};
 use crate::group::members::{Members, Plan};
 use crate::reduction::{Combine, Number, Reduction, combine};
 use crate::schedule::BarrierAlgorithm;
+use crate::world::shared::Inside;
 
 /// A group of ranks whose collectives are futures. The counterpart of [`Group`](crate::Group).
 ///
@@ -55,12 +56,15 @@ struct Shared {
     entries: Vec<Entry>,
     pd: ProtectionDomain,
     pool: rdma_mem::BufferPool,
+    /// The thread that calls the function of a reduction.
+    inside: Inside,
 }
 
 impl Shared {
-    /// Fails in a forked child.
+    /// Fails in a forked child, and in the function of a reduction.
     fn check(&self) -> Result<(), Error> {
-        Ok(self.pd.check_process().map_err(rdma_mem::Error::from)?)
+        self.pd.check_process().map_err(rdma_mem::Error::from)?;
+        self.inside.check()
     }
 }
 
@@ -95,7 +99,8 @@ impl Group {
     fn new(world: World) -> Self {
         let members = Members::all(world.ranks.own, world.ranks.entries.len());
         let (entries, pd) = (world.ranks.entries.clone(), world.pd.clone());
-        let shared = Arc::new(Shared { entries, pd, pool: world.pool.as_blocking().clone() });
+        let (pool, inside) = (world.pool.as_blocking().clone(), Inside::default());
+        let shared = Arc::new(Shared { entries, pd, pool, inside });
         Self { world: Arc::new(Mutex::new(world)), shared, members }
     }
 
@@ -346,6 +351,15 @@ impl Group {
     ) -> Result<(), Error> {
         self.shared.check()?;
         let mut world = self.world.lock().await;
+        let inside = &self.shared.inside;
+        // Polls of the future may be on different threads, but such a call is within one poll.
+        let combine = combine.map(|combine| {
+            move |own: &mut [T], bytes: &[u8], side| {
+                let _stay = inside.enter();
+                combine(own, bytes, side);
+            }
+        });
+        let combine = combine.as_ref().map(|combine| combine as &Combine<'_, T>);
         let run = self.members.start(plan, buffer, combine);
         world.execute(&self.members.ranks, run).await
     }

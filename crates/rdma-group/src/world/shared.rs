@@ -14,8 +14,7 @@ pub(crate) struct SharedWorld {
     entries: Vec<Entry>,
     pd: ProtectionDomain,
     pool: BufferPool,
-    /// The thread that is in a collective.
-    thread: Mutex<Option<ThreadId>>,
+    inside: Inside,
     world: Mutex<World>,
 }
 
@@ -23,7 +22,7 @@ impl SharedWorld {
     pub(crate) fn new(world: World) -> Self {
         let (entries, pd) = (world.ranks.entries.clone(), world.pd.clone());
         let pool = world.pool.clone();
-        Self { entries, pd, pool, thread: Mutex::default(), world: Mutex::new(world) }
+        Self { entries, pd, pool, inside: Inside::default(), world: Mutex::new(world) }
     }
 
     /// Returns the name of the host of a rank, also while another thread is in a collective.
@@ -42,20 +41,15 @@ impl SharedWorld {
     /// [`Error::Device`] in a forked child.
     pub(crate) fn enter(&self) -> Result<Entered<'_>, Error> {
         self.pd.check_process().map_err(rdma_mem::Error::from)?;
-        let own = Some(thread::current().id());
-        if *lock(&self.thread) == own {
-            let text = "the function of a reduction has called a collective: call it afterwards";
-            return Err(Error::Argument(text.to_owned()));
-        }
+        self.inside.check()?;
         let world = lock(&self.world);
-        *lock(&self.thread) = own;
-        Ok(Entered { thread: &self.thread, world })
+        Ok(Entered { _stay: self.inside.enter(), world })
     }
 }
 
 /// A thread in a collective.
 pub(crate) struct Entered<'w> {
-    thread: &'w Mutex<Option<ThreadId>>,
+    _stay: Stay<'w>,
     world: MutexGuard<'w, World>,
 }
 
@@ -73,9 +67,34 @@ impl DerefMut for Entered<'_> {
     }
 }
 
-impl Drop for Entered<'_> {
+/// The thread that must not call a collective, because it is in one.
+#[derive(Default)]
+pub(crate) struct Inside(Mutex<Option<ThreadId>>);
+
+impl Inside {
+    /// # Errors
+    /// [`Error::Argument`] if this is the thread.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if *lock(&self.0) == Some(thread::current().id()) {
+            let text = "the function of a reduction has called a collective: call it afterwards";
+            return Err(Error::Argument(text.to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Sets this thread until the result is dropped. No other thread is inside.
+    pub(crate) fn enter(&self) -> Stay<'_> {
+        *lock(&self.0) = Some(thread::current().id());
+        Stay(self)
+    }
+}
+
+/// The time in which a thread is [`Inside`].
+pub(crate) struct Stay<'i>(&'i Inside);
+
+impl Drop for Stay<'_> {
     fn drop(&mut self) {
-        *lock(self.thread) = None;
+        *lock(&self.0.0) = None;
     }
 }
 

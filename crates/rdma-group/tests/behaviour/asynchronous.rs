@@ -3,8 +3,8 @@
 use std::future::{Future, IntoFuture as _};
 use std::pin::pin;
 use std::process::abort;
-use std::sync::{Barrier, OnceLock};
-use std::task::{Context, Waker};
+use std::sync::{Barrier, Mutex, OnceLock};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 
 use rdma_channel::BufferPool;
@@ -93,9 +93,13 @@ fn the_death_of_a_rank_is_named_on_asynchronous_ranks() {
 }
 
 /// Polls a future once, and drops it.
-fn begin(future: impl Future) {
+fn poll_once<F: Future>(future: F) -> Poll<F::Output> {
     let _runtime = runtime().enter();
-    assert!(pin!(future).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    pin!(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+fn begin(future: impl Future) {
+    assert!(poll_once(future).is_pending());
 }
 
 #[test]
@@ -126,6 +130,28 @@ fn a_dropped_call_is_named_on_all_others() {
             assert!(rank == dropped || error.starts_with(&format!("rank {dropped} ")), "{error}");
         }
     }
+}
+
+/// A function that waits for such a call would wait for its own end.
+#[test]
+fn a_function_of_an_asynchronous_rank_cannot_call_its_group() {
+    let calls = |group: &mut aio::Group| {
+        let sub = Mutex::new(wait(group.split(0, 0)).unwrap());
+        let other = 1 - group.rank();
+        let function = |lower: u32, higher| {
+            let mut sub = sub.lock().unwrap();
+            let barrier = poll_once(sub.barrier());
+            assert!(matches!(barrier, Poll::Ready(Err(Error::Argument(_)))), "{barrier:?}");
+            let connect = poll_once(sub.connect(other)).map_ok(drop);
+            assert!(matches!(connect, Poll::Ready(Err(Error::Argument(_)))), "{connect:?}");
+            lower + higher
+        };
+        let mut buffer = [1];
+        wait(group.all_reduce(&mut buffer, Reduction::Custom(&function))).unwrap();
+        assert_eq!(buffer, [2]);
+        wait(sub.into_inner().unwrap().barrier()).unwrap();
+    };
+    mixed(2, |_| true, |_| unreachable!(), calls);
 }
 
 #[test]
