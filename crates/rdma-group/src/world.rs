@@ -377,6 +377,9 @@ impl World {
     ) -> Result<(), Failure> {
         let Connections { listener, peers, .. } = connections;
         let is_missing = |peers: &[Option<Peer>], peer| matches!(peers.get(peer), Some(None));
+        if !wanted.iter().any(|peer| is_missing(peers, *peer)) {
+            return Ok(());
+        }
         let (dialed, results) = mpsc::channel();
         for peer in wanted.range(self.ranks.own + 1..).filter(|peer| is_missing(peers, **peer)) {
             let address = self.ranks.address(*peer)?;

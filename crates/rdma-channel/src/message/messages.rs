@@ -118,12 +118,17 @@ impl Messages {
     /// Same errors as [`send`](Self::send). If the connection ends after this call, only later calls report that.
     pub fn post(&self, message: &[u8]) -> Result<(), MessageError> {
         let mut deadline = self.session.deadline(Operation::Send);
-        let ticket =
-            begin(&self.session, &mut deadline, Start::Send, Content::Bytes(message), || ())?;
-        if finish(&self.session, &mut deadline, ticket, Mailbox::poll_begun)? {
-            self.session.with(|state| state.protocol.abandon(ticket));
+        // Most messages are posted when they begin, and are then over for this end.
+        let started = |mailbox: &mut Mailbox, ticket| match mailbox.owes_count() {
+            false => poll_posted(mailbox, ticket, &mut None),
+            true => Poll::Pending,
+        };
+        let content = Content::Bytes(message);
+        let (ticket, posted) = begin(&self.session, &mut deadline, Start::Send, content, started)?;
+        match posted {
+            Poll::Ready(result) => result,
+            Poll::Pending => finish(&self.session, &mut deadline, ticket, poll_posted),
         }
-        Ok(())
     }
 
     /// Waits until the peer's device has received all messages that were begun.
@@ -220,32 +225,48 @@ fn run(
     session: &Session<Mailbox>,
     start: Start,
     content: Content<'_>,
-    started: impl FnOnce(),
+    mut started: impl FnMut(),
 ) -> Result<Body, MessageError> {
     let mut deadline = session.deadline(Operation::Send);
-    let ticket = begin(session, &mut deadline, start, content, started)?;
+    let (ticket, ()) = begin(session, &mut deadline, start, content, |_, _| started())?;
     finish(session, &mut deadline, ticket, Mailbox::poll_result)
 }
 
-/// Begins an operation. Calls `started` after the start.
-fn begin(
+/// Begins an operation. Calls `started` after the start, under the same lock, and returns its result.
+fn begin<R>(
     session: &Session<Mailbox>,
     deadline: &mut Deadline,
     start: Start,
     mut content: Content<'_>,
-    started: impl FnOnce(),
-) -> Result<Ticket, MessageError> {
+    mut started: impl FnMut(&mut Mailbox, Ticket) -> R,
+) -> Result<(Ticket, R), MessageError> {
     let begun = session.wait_until(deadline, |State { protocol, requests, .. }| {
         let (start, none) = ((start, &mut content), (&mut Waiting::default(), &mut None));
-        protocol.poll_start(start, none, requests, &mut Vec::new())
+        let begun = protocol.poll_start(start, none, requests, &mut Vec::new());
+        begun.map_ok(|begun| {
+            let result = started(protocol, begun.ticket);
+            (begun, result)
+        })
     });
-    let Begun { ticket, copy, .. } = begun??;
-    started();
+    let (Begun { ticket, copy, .. }, result) = begun??;
     if let (Some(copy), Content::Bytes(bytes)) = (copy, content) {
         let copied = copy.of(bytes);
         session.with(|state| state.protocol.copied(ticket, copied, &mut state.requests));
     }
-    Ok(ticket)
+    Ok((ticket, result))
+}
+
+/// Ready when the first frame of a message is posted. This end then leaves the operation.
+fn poll_posted(
+    mailbox: &mut Mailbox,
+    ticket: Ticket,
+    waker: &mut Option<Waker>,
+) -> Poll<Result<(), MessageError>> {
+    mailbox.poll_begun(ticket, waker).map_ok(|continues| {
+        if continues {
+            mailbox.abandon(ticket);
+        }
+    })
 }
 
 /// Waits until `poll` is ready for an operation. If the limit expires, the operation is cancelled if nothing was sent,
