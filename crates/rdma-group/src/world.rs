@@ -1,10 +1,11 @@
 //! The connections between the ranks of a launcher's group, which its subgroups share.
 
 pub(crate) mod lane;
+pub(crate) mod peer;
 pub(crate) mod ranks;
 pub(crate) mod shared;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpStream};
 use std::ops::Range;
 use std::panic::{self, AssertUnwindSafe};
@@ -21,6 +22,7 @@ use rdma_channel::{
 };
 
 use self::lane::Lane;
+use self::peer::at;
 use self::ranks::{CHECK, Failure, Probes, Ranks, is_refusal};
 use crate::bootstrap::link::after;
 use crate::call::Call;
@@ -34,10 +36,6 @@ pub(crate) const PANICKED: &str = "its function panicked";
 /// The length of the registered memory to which long pieces of ordinary memory are copied. It fits in the caches.
 pub(crate) const STAGED_BYTES: usize = 32 << 10;
 
-/// The maximum number of messages of a peer that are received before the run needs them. A rank whose program is correct
-/// sends a few.
-pub(crate) const MOST_EARLY: usize = 64;
-
 /// All ranks of the launcher, and the connections of this one.
 pub(crate) struct World {
     pub(crate) ranks: Ranks,
@@ -48,21 +46,8 @@ pub(crate) struct World {
     connections: Option<Connections>,
 }
 
-struct Connections {
-    /// `None` if the group has a single rank.
-    listener: Option<ChannelListener>,
-    peers: Vec<Option<Peer>>,
-    /// Registered memory for long pieces of ordinary memory.
-    staged: Option<Buffer>,
-}
-
-/// A connection to a rank.
-struct Peer {
-    messages: Messages,
-    lane: Lane,
-    /// Messages that were received before the run needs them.
-    early: VecDeque<Message>,
-}
+type Connections = peer::Connections<ChannelListener, Messages, Message>;
+type Peer = peer::Peer<Messages, Message>;
 
 /// A connection to a higher rank, and that rank's answer.
 type Dialed = Result<(Channel, Box<[u8]>), ConnectError>;
@@ -81,10 +66,9 @@ impl World {
             let listens = listener.insert(builder.listen(SocketAddr::from((ip, 0)))?);
             Ok(listens.local_addr())
         })?;
-        let peers = ranks.entries.iter().map(|_| None).collect();
-        let connections = Connections { listener, peers, staged: None };
+        let connections = Some(Connections::new(listener, ranks.entries.len()));
         let (pd, pool) = (pd.clone(), BufferPool::new(pd));
-        Ok(Self { ranks, pd, pool, options, connections: Some(connections) })
+        Ok(Self { ranks, pd, pool, options, connections })
     }
 
     /// Runs a collective of these ranks. Closes the group if it fails.
@@ -214,10 +198,7 @@ impl World {
                     let rank = in_world(rank);
                     let peer = at(peers, rank)?;
                     let message = self.receive(rank, peer, until)?;
-                    let read = |offset, bytes: &mut [u8]| peer.lane.read(offset, bytes);
-                    run.received(&message, read)
-                        .map_err(|it| self.ranks.mismatch(rank, &run, it))?;
-                    if let Some(grant) = peer.lane.received(&message) {
+                    if let Some(grant) = peer.pass(rank, &message, &mut run, &self.ranks)? {
                         self.send(rank, &peer.messages, &grant, until)?;
                     }
                 }
@@ -253,14 +234,7 @@ impl World {
                         self.send(rank, &peer.messages, &run.question(), until)?;
                     }
                     let message = self.next_message(rank, peer, until)?;
-                    if !peer.lane.process(&message) {
-                        run.check_call(&message)
-                            .map_err(|it| self.ranks.mismatch(rank, run, it))?;
-                        if peer.early.len() >= MOST_EARLY {
-                            return Err(Failure::Lost(rank));
-                        }
-                        peer.early.push_back(message);
-                    }
+                    peer.keep(rank, message, run, &self.ranks)?;
                 }
             }
         };
@@ -323,7 +297,7 @@ impl World {
         peer: &mut Peer,
         until: Instant,
     ) -> Result<Message, Failure> {
-        if let Some(message) = peer.early.pop_front() {
+        if let Some(message) = peer.next_early() {
             return Ok(message);
         }
         loop {
@@ -475,7 +449,7 @@ impl World {
             let tried = format!("preparing the connection to rank {peer}");
             Failure::Own(Error::Io { tried, source })
         })?;
-        Ok(Peer { messages, lane: Lane::default(), early: VecDeque::new() })
+        Ok(Peer::new(messages))
     }
 }
 
@@ -486,11 +460,6 @@ impl Drop for World {
             self.ranks.star.leave();
         }
     }
-}
-
-/// Returns the connection to a rank.
-fn at(peers: &mut [Option<Peer>], rank: usize) -> Result<&mut Peer, Failure> {
-    peers.get_mut(rank).and_then(Option::as_mut).ok_or(Failure::Lost(rank))
 }
 
 /// The limits of a connection. Each message fits in a frame, and several are under way at a time. Messages are not lent,

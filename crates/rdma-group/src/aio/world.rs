@@ -1,6 +1,6 @@
 //! The connections of a rank whose collectives are futures.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::future;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
@@ -27,8 +27,9 @@ use crate::environment::Settings;
 use crate::error::Error;
 use crate::run::{Next, Run};
 use crate::world::lane::Lane;
+use crate::world::peer::{self, at};
 use crate::world::ranks::{CHECK, Failure, Probes, Ranks, is_refusal};
-use crate::world::{MOST_EARLY, PANICKED, STAGED_BYTES, options};
+use crate::world::{PANICKED, STAGED_BYTES, options};
 
 /// All ranks of the launcher, and the connections of this one.
 pub(super) struct World {
@@ -41,21 +42,8 @@ pub(super) struct World {
     connections: Option<Connections>,
 }
 
-struct Connections {
-    /// `None` if the group has a single rank.
-    listener: Option<Listener>,
-    peers: Vec<Option<Peer>>,
-    /// Registered memory for long pieces of ordinary memory.
-    staged: Option<Buffer>,
-}
-
-/// A connection to a rank.
-struct Peer {
-    messages: Messages,
-    lane: Lane,
-    /// Messages that were received before the run needs them.
-    early: VecDeque<Message>,
-}
+type Connections = peer::Connections<Listener, Messages, Message>;
+type Peer = peer::Peer<Messages, Message>;
 
 /// Connections to higher ranks, and the answers of those ranks.
 type Dials = JoinSet<(usize, Result<(Connection, Box<[u8]>), ConnectError>)>;
@@ -93,8 +81,7 @@ impl World {
         let ranks = result.await.unwrap_or_else(|_| {
             Err(Error::Argument("the thread that joins the group has panicked".to_owned()))
         })?;
-        let peers = ranks.entries.iter().map(|_| None).collect();
-        let connections = Some(Connections { listener, peers, staged: None });
+        let connections = Some(Connections::new(listener, ranks.entries.len()));
         Ok(Self { ranks, pd: pd.clone(), pool: Pool::new(pd), driver, options, connections })
     }
 
@@ -222,10 +209,7 @@ impl World {
                     let rank = in_world(rank);
                     let peer = at(peers, rank)?;
                     let message = self.receive(rank, peer, until).await?;
-                    let read = |offset, bytes: &mut [u8]| peer.lane.read(offset, bytes);
-                    run.received(&message, read)
-                        .map_err(|it| self.ranks.mismatch(rank, &run, it))?;
-                    if let Some(grant) = peer.lane.received(&message) {
+                    if let Some(grant) = peer.pass(rank, &message, &mut run, &self.ranks)? {
                         self.send(rank, &peer.messages, &grant, until).await?;
                     }
                 }
@@ -279,7 +263,7 @@ impl World {
         peer: &mut Peer,
         until: Instant,
     ) -> Result<Message, Failure> {
-        if let Some(message) = peer.early.pop_front() {
+        if let Some(message) = peer.next_early() {
             return Ok(message);
         }
         loop {
@@ -331,14 +315,7 @@ impl World {
                         self.send(rank, &peer.messages, &run.question(), until).await?;
                     }
                     let message = self.next_message(rank, peer, until).await?;
-                    if !peer.lane.process(&message) {
-                        run.check_call(&message)
-                            .map_err(|it| self.ranks.mismatch(rank, run, it))?;
-                        if peer.early.len() >= MOST_EARLY {
-                            return Err(Failure::Lost(rank));
-                        }
-                        peer.early.push_back(message);
-                    }
+                    peer.keep(rank, message, run, &self.ranks)?;
                 }
             }
         };
@@ -448,7 +425,7 @@ impl World {
             let tried = format!("preparing the connection to rank {peer}");
             Failure::Own(Error::Io { tried, source })
         })?;
-        Ok(Peer { messages, lane: Lane::default(), early: VecDeque::new() })
+        Ok(Peer::new(messages))
     }
 }
 
@@ -500,11 +477,6 @@ impl Drop for World {
             self.ranks.star.leave();
         }
     }
-}
-
-/// Returns the connection to a rank.
-fn at(peers: &mut [Option<Peer>], rank: usize) -> Result<&mut Peer, Failure> {
-    peers.get_mut(rank).and_then(Option::as_mut).ok_or(Failure::Lost(rank))
 }
 
 fn connection_options(pd: &ProtectionDomain, options: &Options) -> ConnectionOptions {

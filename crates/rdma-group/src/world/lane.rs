@@ -41,12 +41,15 @@ impl Form {
     }
 
     /// Returns the beginning of a message of this form without a call.
-    pub(crate) fn to_bytes(self) -> [u8; Call::FORM_BYTE + 1] {
+    pub(crate) fn to_bytes(self) -> Grant {
         let mut bytes = [0; Call::FORM_BYTE + 1];
         bytes[Call::FORM_BYTE] = self as u8;
         bytes
     }
 }
+
+/// A message that has only a form, for example one that grants a slot.
+pub(crate) type Grant = [u8; Call::FORM_BYTE + 1];
 
 /// The landings of a connection.
 #[derive(Debug, Default)]
@@ -121,7 +124,7 @@ impl Lane {
     }
 
     /// Frees the slot if this message announced a piece, which was read. Returns the message that grants the slot again.
-    pub(crate) fn received(&mut self, message: &[u8]) -> Option<[u8; Call::FORM_BYTE + 1]> {
+    pub(crate) fn received(&mut self, message: &[u8]) -> Option<Grant> {
         (Form::of(message) == Form::Long).then(|| {
             self.received += 1;
             Form::Granted.to_bytes()

@@ -1,0 +1,88 @@
+//! The connections of a rank, and the steps of a collective that do not wait. Blocking and asynchronous ranks share both.
+
+use std::collections::VecDeque;
+use std::ops::Deref;
+
+use bytemuck::Pod;
+use rdma_mem::Buffer;
+
+use super::lane::{Grant, Lane};
+use super::ranks::{Failure, Ranks};
+use crate::run::Run;
+
+/// The maximum number of messages of a peer that are received before the run needs them. A rank whose program is correct
+/// sends a few.
+const MOST_EARLY: usize = 64;
+
+/// The connections of a rank, whose listener is `L`.
+pub(crate) struct Connections<L, M, R> {
+    /// `None` if the group has a single rank.
+    pub(crate) listener: Option<L>,
+    pub(crate) peers: Vec<Option<Peer<M, R>>>,
+    /// Registered memory for long pieces of ordinary memory.
+    pub(crate) staged: Option<Buffer>,
+}
+
+impl<L, M, R> Connections<L, M, R> {
+    /// Creates the state of a rank that is connected to none of these ranks.
+    pub(crate) fn new(listener: Option<L>, ranks: usize) -> Self {
+        Self { listener, peers: (0..ranks).map(|_| None).collect(), staged: None }
+    }
+}
+
+/// A connection `M` to a rank, which receives messages `R`.
+pub(crate) struct Peer<M, R> {
+    pub(crate) messages: M,
+    pub(crate) lane: Lane,
+    /// Messages that were received before the run needs them.
+    early: VecDeque<R>,
+}
+
+impl<M, R: Deref<Target = [u8]>> Peer<M, R> {
+    pub(crate) fn new(messages: M) -> Self {
+        Self { messages, lane: Lane::default(), early: VecDeque::new() }
+    }
+
+    /// Returns the next message that was [kept](Self::keep).
+    pub(crate) fn next_early(&mut self) -> Option<R> {
+        self.early.pop_front()
+    }
+
+    /// Processes a message of this rank that has arrived while the run waits for a free slot of its landing. A message
+    /// with a call is kept for later.
+    pub(crate) fn keep<T: Pod>(
+        &mut self,
+        rank: usize,
+        message: R,
+        run: &Run<'_, T>,
+        ranks: &Ranks,
+    ) -> Result<(), Failure> {
+        if self.lane.process(&message) {
+            return Ok(());
+        }
+        run.check_call(&message).map_err(|it| ranks.mismatch(rank, run, it))?;
+        if self.early.len() >= MOST_EARLY {
+            return Err(Failure::Lost(rank));
+        }
+        self.early.push_back(message);
+        Ok(())
+    }
+
+    /// Passes a message of this rank to the run. Returns the message to send if a slot of the landing is free again.
+    pub(crate) fn pass<T: Pod>(
+        &mut self,
+        rank: usize,
+        message: &[u8],
+        run: &mut Run<'_, T>,
+        ranks: &Ranks,
+    ) -> Result<Option<Grant>, Failure> {
+        let read = |offset, bytes: &mut [u8]| self.lane.read(offset, bytes);
+        run.received(message, read).map_err(|it| ranks.mismatch(rank, run, it))?;
+        Ok(self.lane.received(message))
+    }
+}
+
+/// Returns the connection to a rank.
+pub(crate) fn at<P>(peers: &mut [Option<P>], rank: usize) -> Result<&mut P, Failure> {
+    peers.get_mut(rank).and_then(Option::as_mut).ok_or(Failure::Lost(rank))
+}
