@@ -26,7 +26,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use rdma_soft::Builder;
 use rdma_sys::ibv_qp_type;
 use rustix::event::{EventfdFlags, eventfd};
@@ -150,7 +149,7 @@ fn receive_wakes(socket: &OwnedFd) -> [OwnedFd; 2] {
 enum Work {
     /// Eight bytes there and back.
     RawTrips,
-    /// The packets of `Trips` on a network, without code that makes or reads them.
+    /// The system calls for the packets of `Trips` on a network, without code that makes or reads the packets.
     PacketTrips,
     Trips,
     /// A round trip to a process that sleeps until it is woken up.
@@ -217,44 +216,32 @@ impl Work {
     }
 }
 
-/// A socket that is not connected, and that reports as much about datagrams as a RoCEv2 port needs.
+/// A socket that, like that of a RoCEv2 port, is not connected.
 struct Packets {
     socket: UdpSocket,
-    state: UdpSocketState,
     far: SocketAddr,
 }
 
 impl Packets {
+    /// The length of a SEND of eight bytes: its headers, its payload and its ICRC.
+    const MESSAGE: usize = 12 + 8 + 4;
+    const ACKNOWLEDGEMENT: usize = 12 + 4 + 4;
+
     fn new(near: Ipv4Addr, far: Ipv4Addr) -> Self {
         let socket = UdpSocket::bind((near, PORT + 1)).unwrap();
-        let state = UdpSocketState::new((&socket).into()).unwrap();
-        Self { socket, state, far: (far, PORT + 1).into() }
+        socket.set_nonblocking(true).unwrap();
+        Self { socket, far: (far, PORT + 1).into() }
     }
 
-    /// Sends a SEND of eight bytes and, by the same call, the acknowledgement of the previous one.
-    fn send(&self) {
-        const SEND: usize = 12 + 8 + 4;
-        const ACKNOWLEDGEMENT: usize = 12 + 4 + 4;
-        let transmit = Transmit {
-            destination: self.far,
-            ecn: None,
-            contents: &[0; SEND + ACKNOWLEDGEMENT],
-            segment_size: Some(SEND),
-            src_ip: None,
-        };
-        self.state.try_send((&self.socket).into(), &transmit).unwrap();
+    fn send<const LENGTH: usize>(&self) {
+        assert_eq!(self.socket.send_to(&[0; LENGTH], self.far).unwrap(), LENGTH);
     }
 
-    /// Receives a SEND and an acknowledgement.
-    fn receive(&self) {
-        let (mut packets, mut meta) = ([0; 64], [RecvMeta::default()]);
-        let mut missing: usize = 2;
-        while missing > 0 {
-            let room = &mut [IoSliceMut::new(&mut packets)];
-            match self.state.recv((&self.socket).into(), room, &mut meta) {
-                Ok(_) => {
-                    missing = missing.saturating_sub(meta[0].len.div_ceil(meta[0].stride.max(1)))
-                }
+    /// Returns the length of the next packet.
+    fn receive(&self) -> usize {
+        loop {
+            match self.socket.recv_from(&mut [0; 64]) {
+                Ok((length, _)) => return length,
                 Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
             }
         }
@@ -470,17 +457,23 @@ impl Ends {
         }
     }
 
+    /// Each end acknowledges a message before its program receives it and answers.
     fn packet_trips(&self, first: bool) {
         self.meet();
         let Some(packets) = &self.packets else { return };
-        for _ in 0..ROUND_TRIPS {
-            if first {
-                packets.send();
+        if first {
+            packets.send::<{ Packets::MESSAGE }>();
+        }
+        for trip in 1..=ROUND_TRIPS {
+            // The acknowledgement of the previous message comes before the answer.
+            while packets.receive() != Packets::MESSAGE {}
+            packets.send::<{ Packets::ACKNOWLEDGEMENT }>();
+            if !first || trip < ROUND_TRIPS {
+                packets.send::<{ Packets::MESSAGE }>();
             }
-            packets.receive();
-            if !first {
-                packets.send();
-            }
+        }
+        if !first {
+            assert_eq!(packets.receive(), Packets::ACKNOWLEDGEMENT);
         }
     }
 
