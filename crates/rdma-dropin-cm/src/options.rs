@@ -5,23 +5,13 @@ use std::ffi::{c_int, c_void};
 
 use rdma_cm::BindOptions;
 use rdma_cm::unmanaged::Route;
+use rdma_sys::cm::option::{ACK_TIMEOUT, AFONLY, PATH, REUSEADDR, TOS};
 use rdma_sys::ibv_qp_type;
 use rdma_types::AckTimeout;
 
 use crate::abi::CmId;
 use crate::errors::returned;
 use crate::id::{Id, Stage};
-
-/// The levels of options.
-const LEVEL_ID: c_int = 0;
-const LEVEL_IB: c_int = 1;
-/// The options of `LEVEL_ID`.
-const TOS: c_int = 0;
-const REUSE_ADDRESS: c_int = 1;
-const ADDRESS_FAMILY_ONLY: c_int = 2;
-const ACK_TIMEOUT: c_int = 3;
-/// The option of `LEVEL_IB`.
-const PATH: c_int = 1;
 
 /// The options of an ID. The connections of a listener have the same ones.
 #[derive(Clone, Copy, Default)]
@@ -56,10 +46,10 @@ unsafe fn set(
     length: usize,
 ) -> Result<(), c_int> {
     let expected = match option {
-        (LEVEL_ID, TOS | ACK_TIMEOUT) => size_of::<u8>(),
-        (LEVEL_ID, REUSE_ADDRESS | ADDRESS_FAMILY_ONLY) => size_of::<c_int>(),
+        TOS | ACK_TIMEOUT => size_of::<u8>(),
+        REUSEADDR | AFONLY => size_of::<c_int>(),
         // The software device has no path records. A NIC's are those of the kernel's rdma_cm.
-        (LEVEL_IB, PATH) => return Err(libc::EOPNOTSUPP),
+        PATH => return Err(libc::EOPNOTSUPP),
         _ => return Err(libc::ENOSYS),
     };
     if length != expected || value.is_null() {
@@ -69,8 +59,8 @@ unsafe fn set(
     let byte = unsafe { value.cast::<u8>().read() };
     let mut state = id.state();
     match option {
-        (_, TOS) => state.options.tos = Some(byte),
-        (_, ACK_TIMEOUT) => {
+        TOS => state.options.tos = Some(byte),
+        ACK_TIMEOUT => {
             let is_reliable = id.qp_type == ibv_qp_type::IBV_QPT_RC;
             let timeout = AckTimeout::from_code(byte).filter(|_| is_reliable);
             state.options.ack_timeout = Some(timeout.ok_or(libc::EINVAL)?);
@@ -84,7 +74,7 @@ unsafe fn set(
             }
             let bind = &mut state.options.bind;
             *bind = match option {
-                (_, REUSE_ADDRESS) => bind.with_shared_port(is_set),
+                REUSEADDR => bind.with_shared_port(is_set),
                 _ => bind.with_one_ip_version(is_set),
             };
         }

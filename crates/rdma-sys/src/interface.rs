@@ -3,9 +3,10 @@
 
 use std::ffi::CStr;
 use std::iter;
-use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 
+use crate::cm::read_address;
 use crate::errno::Errno;
 
 /// An entry of [`interface_addresses`]: an interface with one of its addresses, or an interface
@@ -86,29 +87,15 @@ impl Entry<'_> {
     }
 }
 
-/// Reads an IP address; returns `None` for NULL and for other kinds of address.
+/// Reads an IP address, without a port; returns `None` for NULL and for other kinds of address.
 ///
 /// # Safety
 /// `address` is NULL, or is an address in an [`Entry`].
 unsafe fn ip(address: *const libc::sockaddr) -> Option<SocketAddr> {
-    // SAFETY: SAFETY.md F15: the pointer is NULL, or the address has at least the fields that every
-    // kind of address starts with. It is freed together with the list.
-    let family = unsafe { address.as_ref() }?.sa_family;
-    match i32::from(family) {
-        libc::AF_INET => {
-            // SAFETY: SAFETY.md F15: an address in this family has this struct (ip(7)).
-            let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
-            let ip = u32::from_be(v4.sin_addr.s_addr);
-            Some(SocketAddrV4::new(ip.into(), 0).into())
-        }
-        libc::AF_INET6 => {
-            // SAFETY: SAFETY.md F15: an address in this family has this struct (ipv6(7)).
-            let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
-            let ip = v6.sin6_addr.s6_addr;
-            Some(SocketAddrV6::new(ip.into(), 0, 0, v6.sin6_scope_id).into())
-        }
-        _ => None,
-    }
+    // SAFETY: SAFETY.md F15: an address in the list has the length of its family, and is freed together with the list.
+    let mut address = unsafe { read_address(address) }?;
+    address.set_port(0);
+    Some(address)
 }
 
 #[cfg(all(test, not(miri)))] // miri has no getifaddrs

@@ -16,6 +16,7 @@
 //! |---|---|
 //! | `RDMA_PROVIDERS` | which providers, in which order: `soft,system` |
 //! | `RDMA_LIBIBVERBS` | the path of the library to load instead of `libibverbs.so.1` |
+//! | `RDMA_LIBRDMACM` | the path of the library to load instead of `librdmacm.so.1` ([`cm`]) |
 //!
 //! ```
 //! use rdma_sys::{Errno, providers};
@@ -59,6 +60,7 @@ compile_error!("rdma-sys needs 64-bit Linux: the verbs are an interface of its k
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("rdma-sys knows the layout of the C structs on x86-64 and aarch64 alone");
 
+pub mod cm;
 mod elf;
 mod environment;
 mod errno;
@@ -85,7 +87,7 @@ pub use inline::*;
 pub use interface::{InterfaceAddress, interface_addresses};
 #[cfg(feature = "linked")]
 pub use linked::linked;
-pub use load::{system, system_at};
+pub use load::{is_installed, system, system_at};
 pub use load_error::LoadError;
 pub use mads::{AddressedMad, Mads};
 pub use process::Process;

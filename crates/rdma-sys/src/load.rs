@@ -4,6 +4,7 @@
 
 use std::{
     ffi::{OsStr, OsString},
+    ptr,
     sync::OnceLock,
 };
 
@@ -16,6 +17,8 @@ pub(crate) const SONAME: &str = "libibverbs.so.1";
 
 /// The environment variable that contains the path of a library to load instead of [`SONAME`].
 const PATH_VARIABLE: &str = "RDMA_LIBIBVERBS";
+
+static SYSTEM: OnceLock<Result<Verbs, LoadError>> = OnceLock::new();
 
 /// Returns the verbs of the installed libibverbs, which lists all RDMA devices of this machine that
 /// the kernel knows.
@@ -39,7 +42,6 @@ const PATH_VARIABLE: &str = "RDMA_LIBIBVERBS";
 /// ```
 #[doc(alias = "dlopen")]
 pub fn system() -> Result<&'static Verbs, LoadError> {
-    static SYSTEM: OnceLock<Result<Verbs, LoadError>> = OnceLock::new();
     let loaded = SYSTEM.get_or_init(|| {
         let file = path_variable(PATH_VARIABLE).unwrap_or_else(|| OsString::from(SONAME));
         // SAFETY: the file is the machine's libibverbs, or one named by the user of this program
@@ -47,6 +49,27 @@ pub fn system() -> Result<&'static Verbs, LoadError> {
         unsafe { system_at(&file) }
     });
     loaded.as_ref().map_err(Clone::clone)
+}
+
+/// Returns true if this is the table of the machine's libibverbs, which [`system`] has loaded or against which the program
+/// is linked. The other libraries of rdma-core use the same devices.
+///
+/// ```
+/// use rdma_sys::{Verbs, is_installed, system};
+///
+/// assert!(!is_installed(&Verbs::unsupported()));
+/// if let Ok(verbs) = system() {
+///     assert!(is_installed(verbs));
+/// }
+/// ```
+#[must_use]
+pub fn is_installed(verbs: &Verbs) -> bool {
+    #[cfg(feature = "linked")]
+    if ptr::eq(verbs, crate::linked()) {
+        return true;
+    }
+    let loaded = SYSTEM.get().and_then(|loaded| loaded.as_ref().ok());
+    loaded.is_some_and(|loaded| ptr::eq(verbs, loaded))
 }
 
 /// Returns the verbs of the libibverbs in this file, which is never unloaded.
@@ -67,8 +90,8 @@ pub unsafe fn system_at(file: &OsStr) -> Result<Verbs, LoadError> {
     }
     // SAFETY: the file is a libibverbs by this function's contract. Its initialisers register
     // drivers and touch no memory of ours (SAFETY.md F2).
-    let opened = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
-    let library = opened.map_err(|error| LoadError::of_dlopen(file, &reason(&error)))?;
+    let opened = unsafe { open(file) };
+    let library = opened.map_err(|reason| LoadError::of_dlopen(file, &reason))?;
     // SAFETY: the same argument holds for the library's exported functions. The library is never
     // closed, neither here nor below (SAFETY.md F2).
     let table = unsafe { Verbs::load("system", &library) };
@@ -77,9 +100,16 @@ pub unsafe fn system_at(file: &OsStr) -> Result<Verbs, LoadError> {
     table.map_err(|symbol| LoadError::TooOld { file: file.to_owned(), symbol })
 }
 
-/// Returns the text of `dlerror`, which is the source of libloading's error.
-fn reason(error: &libloading::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+/// Loads a library. The error is the text of `dlerror`, which is the source of libloading's error.
+///
+/// # Safety
+/// The initialisers of the library and of the libraries that it needs may run in this program.
+pub(crate) unsafe fn open(file: &OsStr) -> Result<Library, String> {
+    // SAFETY: this function's contract.
+    let opened = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
+    opened.map_err(|error| {
+        std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string)
+    })
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ rdma_types::debug_messages!(struct Unsupported { verb, since, provider });
 ///
 /// # Safety
 /// `F` is the type of a pointer to the function that `library` exports as `name`.
-unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Option<F> {
+pub(crate) unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Option<F> {
     // SAFETY: `Option<F>` has the size and the niche of a pointer, so NULL is a valid value; this
     // function's contract covers the rest (SAFETY.md F2).
     let found = unsafe { library.get::<Option<F>>(name) };

@@ -71,7 +71,7 @@ fn rdma_core(machine: &Machine, is_needed: bool) -> Finding {
 }
 
 /// The environment variables that programs of this stack read.
-const VARIABLES: [&str; 25] = [
+const VARIABLES: [&str; 26] = [
     "RDMA_DEVICE",
     "RDMA_DROPIN_FILES",
     "RDMA_DROPIN_STATS",
@@ -79,6 +79,7 @@ const VARIABLES: [&str; 25] = [
     "RDMA_GID_NETWORK",
     "RDMA_GROUP_SECRET",
     "RDMA_LIBIBVERBS",
+    "RDMA_LIBRDMACM",
     "RDMA_MASTER",
     "RDMA_PROVIDERS",
     "RDMA_RANK",
