@@ -53,6 +53,5 @@ impl Context {
 
 /// Reads the GID from the C union.
 pub(crate) fn read(raw: &ibv_gid) -> Gid {
-    // SAFETY: SAFETY.md F4: both union members are plain bytes of the same size.
-    Gid::from_bytes(unsafe { raw.raw })
+    Gid::from_bytes(raw.to_bytes())
 }

@@ -3,10 +3,9 @@
 pub(crate) mod modification;
 pub(crate) mod transition;
 
-use rdma_sys::{ibv_mtu, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
+use rdma_sys::{ibv_ah_attr, ibv_mtu, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
 use rdma_types::{Psn, QpType};
 
-use crate::ah::vector::AddressVector;
 use crate::endpoint::connect::ConnectAttributes;
 use crate::qp::settings::Settings;
 
@@ -33,7 +32,7 @@ pub(crate) fn to_init(qp_type: QpType, port: u8, settings: &Settings) -> Modific
 pub(crate) fn to_rtr(
     qp_type: QpType,
     settings: &Settings,
-    vector: &AddressVector,
+    ah_attr: ibv_ah_attr,
     connect: &ConnectAttributes,
 ) -> Modification {
     let attributes = ibv_qp_attr {
@@ -43,7 +42,7 @@ pub(crate) fn to_rtr(
         rq_psn: connect.recv_psn.get(),
         max_dest_rd_atomic: connect.max_dest_rd_atomic,
         min_rnr_timer: settings.min_rnr_timer.code(),
-        ah_attr: vector.to_raw(),
+        ah_attr,
         ..Default::default()
     };
     let mask = ibv_qp_attr_mask::IBV_QP_STATE

@@ -2,10 +2,11 @@
 
 use std::net::IpAddr;
 
-use rdma_mem::Mtu;
-use rdma_sys::ibv_qp_state;
-use rdma_types::{AckTimeout, Psn, QpState, QpType};
+use rdma_mem::{Gid, Lid, Mtu};
+use rdma_sys::{ibv_ah_attr, ibv_qp_attr, ibv_qp_state};
+use rdma_types::{AckTimeout, Psn, QpState, QpType, Qpn};
 
+use crate::ah::vector::GlobalRoute;
 use crate::endpoint::QueuePairEndpoint;
 use crate::endpoint::connect::{ConnectAttributes, Own};
 use crate::error::Error;
@@ -145,13 +146,90 @@ impl PreparedQueuePair {
     /// destroyed.
     #[doc(alias = "ibv_modify_qp")]
     pub fn connect(self, attributes: ConnectAttributes) -> Result<QueuePair, Error> {
+        let OwnEnd { port, settings, .. } = &self.end;
+        let vector = settings.vector(*port, (attributes.peer_lid, attributes.route));
+        self.connect_through(vector.to_raw(), attributes)
+    }
+
+    /// Connects with the attributes that a connection manager chose for the states `INIT`, `RTR` and `RTS`
+    /// (`rdma_init_qp_attr`).
+    ///
+    /// The port, the partition, the path with its MTU, service level and rate, the peer and the PSNs are the manager's.
+    /// The traffic class is the builder's unless that is 0. Access flags, timers and retries are the builder's, too. The
+    /// numbers of RDMA reads and atomics are at most those of both.
+    ///
+    /// # Errors
+    /// [`Error::Transition`] if the device refuses. [`Error::NotConnected`] for UD. After an error, the queue pair is
+    /// destroyed.
+    ///
+    /// # Examples
+    /// A queue pair that is connected to itself.
+    /// ```
+    /// use rdma_qp::{CompletionQueue, QpState, prelude::*};
+    /// use rdma_sys::{ibv_ah_attr, ibv_gid, ibv_global_route, ibv_mtu, ibv_qp_attr};
+    ///
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// let cq = CompletionQueue::create(&context, 16)?;
+    /// let prepared = context.allocate_pd()?.create_qp().send_cq(&cq).recv_cq(&cq).build()?;
+    /// let own = context.gid_table()?[0];
+    /// let init = ibv_qp_attr { port_num: own.port, ..Default::default() };
+    /// let grh = ibv_global_route {
+    ///     dgid: ibv_gid { raw: own.gid.to_bytes() },
+    ///     sgid_index: u8::try_from(own.index).unwrap(),
+    ///     hop_limit: 64,
+    ///     ..Default::default()
+    /// };
+    /// let rtr = ibv_qp_attr {
+    ///     ah_attr: ibv_ah_attr { grh, is_global: 1, port_num: own.port, ..Default::default() },
+    ///     path_mtu: ibv_mtu::IBV_MTU_1024,
+    ///     dest_qp_num: prepared.endpoint().qpn().get(),
+    ///     ..Default::default()
+    /// };
+    /// let qp = prepared.connect_managed(&[init, rtr, ibv_qp_attr::default()])?;
+    /// assert_eq!(qp.state()?, QpState::RTS);
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[doc(alias = "rdma_init_qp_attr")]
+    pub fn connect_managed(
+        mut self,
+        [init, rtr, rts]: &[ibv_qp_attr; 3],
+    ) -> Result<QueuePair, Error> {
+        let OwnEnd { port, settings, endpoint, .. } = &mut self.end;
+        (*port, settings.pkey_index) = (init.port_num, init.pkey_index);
+        let mut vector = rtr.ah_attr;
+        if settings.traffic_class != 0 {
+            vector.grh.traffic_class = settings.traffic_class;
+        }
+        let route = (vector.is_global != 0).then(|| {
+            GlobalRoute::new(vector.grh.sgid_index, Gid::from_bytes(vector.grh.dgid.to_bytes()))
+        });
+        let code = u8::try_from(rtr.path_mtu.0).ok();
+        let attributes = ConnectAttributes {
+            peer_qpn: Qpn::masked(rtr.dest_qp_num),
+            peer_lid: Lid::new(vector.dlid),
+            route,
+            gid_rule: None,
+            mtu: code.and_then(Mtu::from_code).unwrap_or(endpoint.mtu()),
+            send_psn: Psn::masked(rts.sq_psn),
+            recv_psn: Psn::masked(rtr.rq_psn),
+            max_rd_atomic: endpoint.max_rd_atomic().min(rts.max_rd_atomic),
+            max_dest_rd_atomic: endpoint.max_dest_rd_atomic().min(rtr.max_dest_rd_atomic),
+        };
+        self.connect_through(vector, attributes)
+    }
+
+    fn connect_through(
+        self,
+        vector: ibv_ah_attr,
+        attributes: ConnectAttributes,
+    ) -> Result<QueuePair, Error> {
         self.check_connected()?;
         let Self { object, end: OwnEnd { port, settings, .. }, .. } = self;
         let qp_type = object.qp_type;
         let (mut init, mask) = modify::to_init(qp_type, port, &settings);
         object.modify(&mut init, mask, QpState::RESET, QpState::INIT)?;
-        let vector = settings.vector(port, (attributes.peer_lid, attributes.route));
-        let (mut rtr, mask) = modify::to_rtr(qp_type, &settings, &vector, &attributes);
+        let (mut rtr, mask) = modify::to_rtr(qp_type, &settings, vector, &attributes);
         object.modify(&mut rtr, mask, QpState::INIT, QpState::RTR)?;
         let (mut rts, mask) = modify::to_rts(qp_type, &settings, &attributes);
         object.modify(&mut rts, mask, QpState::RTR, QpState::RTS)?;
