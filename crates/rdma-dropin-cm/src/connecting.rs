@@ -151,13 +151,6 @@ unsafe extern "C" fn rdma_connect(id: *mut CmId, conn_param: *mut ConnParam) -> 
 
 /// Prepares the queue pair of an active end whose request was accepted, and confirms.
 pub(crate) fn finish(id: &Id) -> Result<(), c_int> {
-    let mut state = id.state();
-    if let Some(peer) = state.peer {
-        // What the passive end starts, this end serves.
-        state.own.responder_resources = peer.initiator_depth;
-        state.own.initiator_depth = peer.responder_resources;
-    }
-    drop(state);
     let ready = queue_pair::move_to(id, &STATES).and_then(|()| {
         let mut state = id.state();
         let connection = state.connections.first().ok_or(libc::EINVAL)?;

@@ -81,7 +81,7 @@ pub(crate) fn queue(device: &'static Device, id: &Arc<Id>, happened: Event) {
             Waiting { id: Arc::clone(id), event, status: 0, new: Some(new), content }
         }
         Event::Replied { parameters, private_data } => {
-            id.state().peer = Some(parameters);
+            id.state().set_peer(parameters);
             let content = Content::Connection(Some(parameters), private_data);
             let event = EventType::CONNECT_RESPONSE;
             Waiting { content, ..Waiting::new(id, event, 0) }
@@ -128,7 +128,13 @@ fn requested(
     let mut state = new.state();
     state.stage = Stage::Ready;
     state.route = Some(route);
-    state.peer = peer;
+    if let Some(peer) = peer {
+        state.set_peer(peer);
+        // A program that moves its own queue pair may read its attributes before it accepts.
+        let own = &mut state.own;
+        own.responder_resources = own.responder_resources.min(device.max_responder_resources);
+        own.initiator_depth = own.initiator_depth.min(device.max_initiator_depth);
+    }
     state.listener = Some(Arc::clone(listener));
     state.options = options;
     drop(state);

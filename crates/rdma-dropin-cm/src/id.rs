@@ -88,6 +88,14 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// Sets the parameters of the peer. What it starts, this end serves.
+    pub(crate) fn set_peer(&mut self, peer: Parameters) {
+        self.own.responder_resources = peer.initiator_depth;
+        self.own.initiator_depth = peer.responder_resources;
+        self.own.is_unreliable = peer.is_unreliable;
+        self.peer = Some(peer);
+    }
+
     /// Returns the route, with the properties that the program has set.
     pub(crate) fn path(&self) -> Option<Route> {
         self.route.map(|route| self.options.apply(route))
