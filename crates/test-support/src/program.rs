@@ -3,7 +3,9 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 /// The environment variable with the command, including arguments, that starts programs built for
 /// the target, as in cargo's `runner`. It is not set if the kernel can start them itself.
@@ -62,6 +64,30 @@ pub fn in_own_process_with(test: &str, prepare: impl FnOnce(&mut Command), work:
 #[must_use]
 pub fn is_emulated() -> bool {
     env::var_os(EMULATOR).is_some_and(|emulator| !emulator.is_empty())
+}
+
+/// Builds the drop-in libraries once, and returns their folder. The build also compares their symbols.
+///
+/// # Panics
+/// Panics if the build fails.
+#[expect(clippy::expect_used, reason = "a failing helper fails its test")]
+pub fn dropin() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["run", "--quiet", "--package", "xtask", "--", "dropin"]);
+        // This program may run in a runner, which would also get xtask.
+        let is_runner =
+            |name: &String| name.starts_with("CARGO_TARGET_") && name.ends_with("_RUNNER");
+        let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        names.filter(is_runner).for_each(|name| _ = cargo.env_remove(name));
+        let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo");
+        let [said, failure] =
+            [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+        assert!(output.status.success(), "{}\n{said}\n{failure}", output.status);
+        let library = Path::new(said.lines().next().expect("the path of a library"));
+        library.parent().expect("its folder").to_owned()
+    })
 }
 
 /// Returns the C compiler for programs that run on the target: the value of `CC`, or `cc`.

@@ -1,27 +1,9 @@
 //! The library under test, and commands that use it.
 
 use std::env;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
 
-/// Builds the library once, and returns its folder. The build also compares the library's symbols.
-pub(crate) fn folder() -> &'static Path {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["run", "--quiet", "--package", "xtask", "--", "dropin"]);
-        // This program may run in a runner, which would also get xtask.
-        let is_runner =
-            |name: &String| name.starts_with("CARGO_TARGET_") && name.ends_with("_RUNNER");
-        let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        names.filter(is_runner).for_each(|name| _ = cargo.env_remove(name));
-        let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
-        assert!(output.status.success(), "{}", text(&output));
-        let stdout = String::from_utf8_lossy(&output.stdout);
-        Path::new(stdout.lines().next().unwrap()).parent().unwrap().to_owned()
-    })
-}
+pub(crate) use test_support::program::dropin as folder;
 
 /// Returns a command that runs a program of ibverbs-utils or rdmacm-utils with the libraries, or `None` if it is not installed.
 pub(crate) fn command(program: &str) -> Option<Command> {
