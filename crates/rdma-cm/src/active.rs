@@ -1,8 +1,8 @@
 //! The active end: the one that requests the connection.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rdma_mem::{Context, Gid};
@@ -10,10 +10,12 @@ use rdma_qp::{PreparedQueuePair, QueuePair};
 
 use crate::channel::end_of;
 use crate::connection::Connection;
-use crate::engine::path::{Request, connect, ip_of};
+use crate::engine::managed::{self, Reached};
+use crate::engine::path::{Request, ip_of};
 use crate::engine::{Engine, Handle};
 use crate::error::{End, Error, check_private_data};
-use crate::event::{Event, Happening, IdToken, Replying};
+use crate::event::{Event, IdToken};
+use crate::happening::{Happening, Replying};
 use crate::step::Step;
 
 /// The address of a listener, to which a queue pair can connect.
@@ -24,6 +26,16 @@ pub struct Resolved {
     address: SocketAddr,
     /// The local address, if the listener is on another host.
     source: Option<Gid>,
+    /// The result of the kernel's rdma_cm. The first connection uses its ID.
+    reached: Option<Arc<Address>>,
+}
+
+/// An address that the kernel's rdma_cm has resolved.
+struct Address {
+    /// The source address from which the device reaches it, if the kernel does not choose this one.
+    source: Option<IpAddr>,
+    /// The ID, until a connection has it.
+    id: Mutex<Option<Handle>>,
 }
 
 impl Resolved {
@@ -31,7 +43,13 @@ impl Resolved {
     pub const MAX_PRIVATE_DATA: usize = 56;
 
     pub(crate) fn new(engine: &Arc<Engine>, address: SocketAddr, source: Option<Gid>) -> Self {
-        Self { engine: Arc::clone(engine), address, source }
+        Self { engine: Arc::clone(engine), address, source, reached: None }
+    }
+
+    pub(crate) fn reached(engine: &Arc<Engine>, reached: Reached) -> Self {
+        let Reached { handle, source, to: address } = reached;
+        let reached = Some(Arc::new(Address { source, id: Mutex::new(Some(handle)) }));
+        Self { engine: Arc::clone(engine), address, source: None, reached }
     }
 
     /// Returns the address.
@@ -59,7 +77,8 @@ impl Resolved {
     ///
     /// # Errors
     /// [`Error::PrivateData`] if there is too much of it. [`Error::NotConnected`] for a queue pair of type UD, and
-    /// [`Error::NoAddress`] for one on a port without an address. [`Error::QueuePairInUse`] and
+    /// [`Error::NoAddress`] for one on a port without an address. [`Error::NotReliable`] for one of type UC on a device
+    /// that the kernel's rdma_cm connects. [`Error::QueuePairInUse`] and
     /// [`Error::TooManyConnections`] if the listener is on another host. [`Error::System`] if the process cannot open
     /// another file. After an error, the queue pair is destroyed.
     #[doc(alias = "rdma_connect")]
@@ -69,6 +88,13 @@ impl Resolved {
         private_data: &[u8],
     ) -> Result<Connecting, Error> {
         check_private_data("REQ", private_data, Self::MAX_PRIVATE_DATA)?;
+        if let Some(reached) = &self.reached {
+            let Address { source, id } = &**reached;
+            let resolved = id.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let request = managed::Request::new(&queue_pair, private_data)?;
+            let handle = self.engine.connect_managed(resolved, (*source, self.address), request)?;
+            return Ok(Connecting { queue_pair, handle });
+        }
         if let Some(source) = self.source {
             queue_pair.set_stream_addresses(ip_of(source), self.address.ip());
         }
@@ -137,7 +163,7 @@ impl Connecting {
 
     fn replied(self, replying: Replying) -> Result<Replied, Error> {
         let Replying { endpoint, private_data, .. } = replying;
-        let queue_pair = connect(self.queue_pair, &endpoint)?;
+        let queue_pair = self.handle.connect(self.queue_pair, &endpoint)?;
         Ok(Replied { queue_pair, handle: self.handle, private_data })
     }
 }
@@ -171,7 +197,7 @@ impl Replied {
     /// [`Error::Ended`] if the listener's end has ended meanwhile. The queue pair is then destroyed.
     #[doc(alias = "rdma_establish")]
     pub fn establish(self) -> Result<Connection, Error> {
-        self.handle.change(|peer, _| peer.ready())?;
+        self.handle.establish()?;
         Ok(Connection::new(self.queue_pair, self.handle))
     }
 }

@@ -16,7 +16,8 @@ use crate::engine::path::{gid_of, ip_of};
 use crate::engine::peer::Peer;
 use crate::engine::{Engine, Handle};
 use crate::error::{End, Error};
-use crate::event::{Event, Happening, IdToken};
+use crate::event::{Event, IdToken};
+use crate::happening::Happening;
 
 /// The source of the events of listeners and connections, and the device that they use.
 ///
@@ -56,10 +57,13 @@ pub struct EventChannel {
 }
 
 impl EventChannel {
-    /// Opens a channel for connections of this device.
+    /// Opens a channel for connections of this device. Those of a device of the system's libibverbs pass through the
+    /// kernel's rdma_cm.
     ///
     /// # Errors
     /// [`Error::Memory`] if the device cannot be queried. [`Error::System`] if the process cannot open another file.
+    /// [`Error::Library`] and [`Error::NoKernel`] if the device is the system's, and librdmacm or the kernel's rdma_cm
+    /// cannot be used.
     #[doc(alias = "rdma_create_event_channel")]
     pub fn open(context: &Context) -> Result<Self, Error> {
         Ok(Self { engine: Engine::open(context)? })
@@ -93,17 +97,20 @@ impl EventChannel {
 
     /// Resolves the address of a listener, such as `"localhost:7471"` or `("10.0.0.1", 7471)`. Uses the first address
     /// of the name that belongs to this host, or otherwise the first one that the device reaches on another host. Waits
-    /// for the name's resolution.
+    /// for the name's resolution, and for the kernel's rdma_cm, if this connects the device.
     ///
     /// # Errors
-    /// [`Error::Resolve`] if the name has no address. [`Error::NotThisHost`] or [`Error::NoRoute`] if the device does not
-    /// reach it.
+    /// [`Error::Resolve`] if the name has no address. [`Error::NotThisHost`], [`Error::NoRoute`] or
+    /// [`Error::OtherDevice`] if the device does not reach it.
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_resolve_route")]
     #[doc(alias = "rdma_getaddrinfo")]
     pub fn resolve(&self, address: impl ToSocketAddrs) -> Result<Resolved, Error> {
         self.engine.check_process()?;
         let all = addresses(address)?;
+        if self.engine.is_managed() {
+            return self.reach(&all);
+        }
         if let Some(mut own) = all.iter().copied().find(|address| self.is_own(address.ip())) {
             match own.ip() {
                 IpAddr::V4(ip) if ip.is_unspecified() => own.set_ip(Ipv4Addr::LOCALHOST.into()),
@@ -118,6 +125,18 @@ impl EventChannel {
             Some((&address, source)) => Ok(Resolved::new(&self.engine, address, Some(source))),
             None => Err(self.not_reached(&all)),
         }
+    }
+
+    /// Resolves the first of these addresses that the device reaches through the kernel's rdma_cm.
+    fn reach(&self, all: &[SocketAddr]) -> Result<Resolved, Error> {
+        let mut error = None;
+        for &address in all {
+            match self.engine.reach(address) {
+                Ok(reached) => return Ok(Resolved::reached(&self.engine, reached)),
+                Err(failed) => error = error.or(Some(failed)),
+            }
+        }
+        Err(error.unwrap_or_else(|| self.not_reached(all)))
     }
 
     /// Returns the next event. Waits for at most `limit`, or without a limit. Returns `None` if no event arrives

@@ -8,6 +8,7 @@ use rdma_mem::Mtu;
 use rdma_proto::cm::Error as Refusal;
 use rdma_proto::cm::wire::Reason;
 use rdma_qp::QueuePairType;
+use rdma_sys::cm::LibrdmacmError;
 use rdma_types::Qpn;
 
 /// The reason that a connection has ended, or was not established.
@@ -49,6 +50,21 @@ pub enum End {
     /// A process of another user listens at the port.
     #[error("a process of another user listens at the port: run both ends as the same user")]
     OtherUser,
+    /// The kernel's rdma_cm could not go on (`RDMA_CM_EVENT_ADDR_ERROR`, `RDMA_CM_EVENT_ROUTE_ERROR`,
+    /// `RDMA_CM_EVENT_CONNECT_ERROR`).
+    #[error(
+        "the kernel's rdma_cm could not {tried}: {}; check `ip route get` and `ip neigh` for the address",
+        io::Error::from_raw_os_error(*errno)
+    )]
+    Kernel {
+        /// The attempted action.
+        tried: &'static str,
+        /// The number of the system's error.
+        errno: i32,
+    },
+    /// The device was removed (`RDMA_CM_EVENT_DEVICE_REMOVAL`).
+    #[error("the RDMA device was removed: open it again once it is back")]
+    DeviceRemoved,
     /// One end disconnected (`RDMA_CM_EVENT_DISCONNECTED`). The private data has at most 224 bytes. It is empty if the
     /// peer's process exited.
     #[error("the connection was disconnected")]
@@ -59,7 +75,8 @@ pub enum End {
 }
 
 rdma_types::debug_messages!(enum End {
-    Rejected { reason, private_data }, Refused { reason }, Unanswered, PeerGone, Busy, OtherUser,
+    Rejected { reason, private_data }, Refused { reason }, Unanswered, PeerGone, Busy, OtherUser, Kernel { tried, errno },
+    DeviceRemoved,
     Disconnected { private_data },
 });
 
@@ -104,16 +121,29 @@ pub enum Error {
         /// The device.
         device: String,
     },
-    /// The host has no route to the address from an address at which the device listens.
+    /// The host has no route to the address from an address of the device.
     #[error(
-        "`{device}` has no route to {address}: check `ip route get {address}`, and that the device listens at an address \
-         of that network and of the same IP version (RDMA_SOFT_LISTEN, `Builder::listen`)"
+        "`{device}` has no route to {address}: check `ip route get {address}`, and that the device has an address of that \
+         network and of the same IP version (`rdma link`), or listens there (RDMA_SOFT_LISTEN, `Builder::listen`)"
     )]
     NoRoute {
         /// The address.
         address: IpAddr,
         /// The device.
         device: String,
+    },
+    /// The kernel reaches the address through another device.
+    #[error(
+        "{address} leads through `{found}`, not through `{device}`: open `{found}`, or use an address of a network to which \
+         `{device}` belongs (`rdma link`, `ip address`)"
+    )]
+    OtherDevice {
+        /// The address.
+        address: IpAddr,
+        /// The device of the channel.
+        device: String,
+        /// The device that the kernel chose.
+        found: String,
     },
     /// The address of a listener does not belong to this host.
     #[error(
@@ -157,6 +187,35 @@ pub enum Error {
     NotConnected {
         /// The type.
         qp_type: QueuePairType,
+    },
+    /// The kernel's rdma_cm connects only reliable queue pairs.
+    #[error(
+        "the kernel's rdma_cm does not connect queue pairs of type {qp_type}: build one of type RC"
+    )]
+    NotReliable {
+        /// The type.
+        qp_type: QueuePairType,
+    },
+    /// The module [`unmanaged`](crate::unmanaged) has connections of software devices only.
+    #[error(
+        "the module `unmanaged` does not work with `{device}`, whose connections pass through the kernel's rdma_cm: use \
+         `Listener` and `EventChannel::resolve`"
+    )]
+    Managed {
+        /// The device.
+        device: String,
+    },
+    /// The system's librdmacm cannot be loaded, through which the system's devices connect.
+    #[error(transparent)]
+    Library(#[from] LibrdmacmError),
+    /// The kernel's rdma_cm cannot be opened.
+    #[error(
+        "the kernel's rdma_cm cannot be opened: {source}; load its module (`modprobe rdma_ucm`), and check the permissions \
+         of /dev/infiniband/rdma_cm; connections that exchange their addresses over TCP do not need it"
+    )]
+    NoKernel {
+        /// The system's error.
+        source: io::Error,
     },
     /// The device's port has no address from which a connection could lead to the peer.
     #[error(
@@ -202,7 +261,8 @@ pub enum Error {
 
 rdma_types::debug_messages!(enum Error {
     Ended(it), TimedOut { awaited, limit }, Closed, Resolve(it), NotThisHost { address, device },
-    NoRoute { address, device }, NotOwn { address },
+    NoRoute { address, device }, OtherDevice { address, device, found }, NotOwn { address }, NotReliable { qp_type },
+    Managed { device }, Library(it), NoKernel { source },
     PortInUse { port, device }, PrivateData { message, length, most }, Mtu { own, peer }, NotConnected { qp_type },
     NoAddress { device }, QueuePairInUse { qpn }, TooManyConnections { most }, Memory(it), Connect(it), System { tried, source },
 });

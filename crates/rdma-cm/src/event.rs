@@ -1,14 +1,11 @@
 //! Events of a channel.
 
 use std::fmt;
-use std::net::IpAddr;
 use std::sync::Arc;
-
-use rdma_qp::QueuePairEndpoint;
 
 use crate::engine::{Engine, Handle};
 use crate::error::End;
-use crate::parameters::{Answered, Parameters, Route};
+use crate::happening::Happening;
 
 /// The identity of a listener or connection. It is unique in its process, and never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,10 +14,6 @@ pub struct IdToken(u64);
 impl IdToken {
     pub(crate) const fn new(token: u64) -> Self {
         Self(token)
-    }
-
-    pub(crate) const fn get(self) -> u64 {
-        self.0
     }
 }
 
@@ -113,58 +106,4 @@ impl fmt::Debug for Event {
             .field("end", &self.end())
             .finish_non_exhaustive()
     }
-}
-
-/// The contents of an event.
-pub(crate) enum Happening {
-    Requested(Box<Requested>),
-    Replied(Box<Replying>),
-    Established { private_data: Vec<u8> },
-    Queried(Box<Queried>),
-    Answered(Box<Answered>),
-    Ended(End),
-}
-
-impl Happening {
-    /// Returns the new connection of a request, or the new query.
-    pub(crate) fn requester(&self) -> Option<u64> {
-        match self {
-            Self::Requested(requested) => Some(requested.peer.get()),
-            Self::Queried(queried) => Some(queried.peer.get()),
-            _ => None,
-        }
-    }
-
-    /// Returns true for the request of this connection.
-    pub(crate) fn is_request_of(&self, peer: u64) -> bool {
-        self.requester() == Some(peer)
-    }
-}
-
-/// A REQ that a listener received.
-#[derive(Debug)]
-pub(crate) struct Requested {
-    /// The new connection.
-    pub(crate) peer: IdToken,
-    pub(crate) endpoint: QueuePairEndpoint,
-    /// The local and the remote address, if the peer is on another host.
-    pub(crate) ends: Option<(IpAddr, IpAddr)>,
-    pub(crate) parameters: Parameters,
-    pub(crate) route: Route,
-    pub(crate) private_data: Vec<u8>,
-}
-
-/// A SIDR_REQ that a listener received.
-pub(crate) struct Queried {
-    /// The new query.
-    pub(crate) peer: IdToken,
-    pub(crate) route: Route,
-    pub(crate) private_data: Vec<u8>,
-}
-
-/// A REP.
-pub(crate) struct Replying {
-    pub(crate) endpoint: QueuePairEndpoint,
-    pub(crate) parameters: Parameters,
-    pub(crate) private_data: Vec<u8>,
 }

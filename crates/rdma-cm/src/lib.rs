@@ -24,9 +24,13 @@
 //!
 //! # Which ends can connect
 //!
+//! Devices of the system's libibverbs, such as a NIC or SoftRoCE, connect through the kernel's rdma_cm. It reaches every
+//! program that uses rdma_cm on this host and on others. [`EventChannel::open`] loads the system's librdmacm for them
+//! ([`rdma_sys::cm::librdmacm`]). The rest of this section is about software devices, which need neither.
+//!
 //! On one host, the two ends are in the same process, or in two processes of a user in one network namespace. They use
-//! the same device: soft0 and softib0 are shared by such processes, and so is a NIC. A device of `rdma_soft::Builder`
-//! that is not shared connects ends within its process. Each device has its own ports.
+//! the same device: soft0 and softib0 are shared by such processes. A device of `rdma_soft::Builder` that is not shared
+//! connects ends within its process. Each device has its own ports.
 //!
 //! The messages (MADs) of each such connection pass through a Unix socket. A listener binds an abstract name, which
 //! consists of the device's GUID, the port space (TCP) and the port. So the kernel frees the port when the process
@@ -43,6 +47,8 @@
 //! (SIDR). Multicast is not supported. `librdmacm.so.1` of `rdma-dropin-cm` offers this module to programs in C.
 //!
 //! # Untrusted peers
+//!
+//! The kernel protects connections through its rdma_cm. For software devices, the following applies.
 //!
 //! On one host, only processes of the same user are connected. Other hosts are not authenticated. Private data and all
 //! other contents of messages are untrusted input. A request needs no queue pair before [`ConnectionRequest::prepare`].
@@ -128,6 +134,7 @@ mod connection;
 mod engine;
 mod error;
 mod event;
+mod happening;
 mod listener;
 mod options;
 mod parameters;

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_proto::cm::PortSpace;
-use rdma_proto::cm::wire::{Reason, Rejection};
+use rdma_proto::cm::wire::Reason;
 use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairEndpoint};
 
 use crate::channel::{EventChannel, end_of};
 use crate::connection::Connection;
 use crate::engine::Handle;
-use crate::engine::path::connect;
 use crate::error::{End, Error, check_private_data};
-use crate::event::{Event, Happening, IdToken, Requested};
+use crate::event::{Event, IdToken};
+use crate::happening::{Happening, Requested};
 use crate::options::BindOptions;
 use crate::step::Step;
 
@@ -39,8 +39,9 @@ impl Listener {
     ///
     /// # Errors
     /// [`Error::PortInUse`] if another listener has the port. [`Error::Resolve`] if the name has no address.
-    /// [`Error::NotOwn`] if its addresses are not of this host. [`Error::System`] if the process cannot open another
-    /// file.
+    /// [`Error::NotOwn`] if its addresses are not of this host. [`Error::OtherDevice`] or [`Error::NoRoute`] if the
+    /// kernel's rdma_cm connects the device, and the address is not the device's. [`Error::System`] if the process cannot
+    /// open another file.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind(channel: &EventChannel, address: impl ToSocketAddrs) -> Result<Self, Error> {
         Self::bind_with(channel, address, BindOptions::new())
@@ -59,6 +60,11 @@ impl Listener {
         options: BindOptions,
     ) -> Result<Self, Error> {
         let mut address = channel.own_address(address)?;
+        if channel.engine().is_managed() {
+            let (handle, port) = channel.engine().listen_managed(address, options)?;
+            address.set_port(port);
+            return Ok(Self { handle, address });
+        }
         let reserved = channel.engine().reserve(PortSpace::Tcp, address, options)?;
         address.set_port(reserved.port);
         Ok(Self { handle: channel.engine().listen(reserved)?, address })
@@ -95,11 +101,11 @@ impl Listener {
     ///
     /// # Errors
     /// [`Error::TimedOut`] after the limit, which leaves the listener unchanged. [`Error::Closed`] once the channel is
-    /// closed.
+    /// closed. [`Error::Ended`] if the device was removed.
     #[doc(alias = "rdma_get_request")]
     pub fn incoming(&self, limit: Duration) -> Result<ConnectionRequest, Error> {
         let event = self.handle.wait("a request", limit)?;
-        self.request(event).map_err(|_| End::PeerGone.into())
+        self.request(event).map_err(|event| end_of(event.happening).into())
     }
 }
 
@@ -145,8 +151,9 @@ impl ConnectionRequest {
     /// class of its own, it sends with the one in the request.
     ///
     /// # Errors
-    /// [`Error::Mtu`] or [`Error::Connect`] if the queue pair does not match the peer's. After an error, the request is
-    /// rejected, and the queue pair is destroyed.
+    /// [`Error::Mtu`], [`Error::NotReliable`] or [`Error::Connect`] if the queue pair does not match the peer's.
+    /// [`Error::Ended`] if the peer has withdrawn the request, and the kernel's rdma_cm connects the device. After an error,
+    /// the request is rejected, and the queue pair is destroyed.
     pub fn prepare(self, mut queue_pair: PreparedQueuePair) -> Result<Accepting, Error> {
         if let Some((own, peer)) = self.requested.ends {
             queue_pair.set_stream_addresses(own, peer);
@@ -156,11 +163,14 @@ impl ConnectionRequest {
         }
         let (own, peer) = (queue_pair.endpoint(), self.requested.endpoint);
         if own.mtu() < peer.mtu() {
-            let rejection = Rejection::new(Reason::INVALID_MTU);
-            self.handle.change(|peer, now| peer.reject(now, &rejection))?;
+            self.handle.reject(Reason::INVALID_MTU, &[])?;
             return Err(Error::Mtu { own: own.mtu(), peer: peer.mtu() });
         }
-        Ok(Accepting { queue_pair: connect(queue_pair, &peer)?, handle: self.handle, own })
+        Ok(Accepting {
+            queue_pair: self.handle.connect(queue_pair, &peer)?,
+            handle: self.handle,
+            own,
+        })
     }
 
     /// Rejects the request, with at most 148 bytes of private data.
@@ -171,8 +181,7 @@ impl ConnectionRequest {
     #[doc(alias = "rdma_reject")]
     pub fn reject(self, private_data: &[u8]) -> Result<(), Error> {
         check_private_data("REJ", private_data, Self::MAX_PRIVATE_DATA)?;
-        let rejection = Rejection { private_data, ..Rejection::new(Reason::CONSUMER_DEFINED) };
-        self.handle.change(|peer, now| peer.reject(now, &rejection))
+        self.handle.reject(Reason::CONSUMER_DEFINED, private_data)
     }
 }
 
@@ -205,7 +214,7 @@ impl Accepting {
     pub fn accept(self, private_data: &[u8]) -> Result<Accepted, Error> {
         check_private_data("REP", private_data, Self::MAX_PRIVATE_DATA)?;
         let Self { queue_pair, handle, own } = self;
-        handle.change(|peer, now| peer.accept_with(now, &own, private_data))?;
+        handle.accept(&own, private_data)?;
         Ok(Accepted { queue_pair, handle })
     }
 }

@@ -7,6 +7,8 @@
 //! Datagram services (SIDR) are supported here: the passive end answers a query with the number and the Q_Key of its
 //! queue pair.
 //!
+//! The module works with software devices. The connections of other devices pass through the kernel's rdma_cm.
+//!
 //! # Examples
 //! A query for a datagram service, and its answer. One thread serves both ends.
 //! ```
@@ -41,7 +43,7 @@
 use std::net::SocketAddr;
 
 use rdma_mem::{GidEntry, GidType, LinkLayer};
-use rdma_proto::cm::wire::{Answer, Reason, Rejection, Resolution};
+use rdma_proto::cm::wire::{Answer, Reason, Resolution};
 use rdma_types::{AckTimeout, Qpn};
 
 pub use rdma_proto::cm::wire::SidrStatus;
@@ -54,7 +56,8 @@ use crate::channel::EventChannel;
 use crate::engine::path::{Ends, Request, gid_of, ip_of};
 use crate::engine::{Handle, Reserved};
 use crate::error::{End, Error, check_private_data};
-use crate::event::{self, Happening, IdToken};
+use crate::event::{self, IdToken};
+use crate::happening::Happening;
 use crate::listener::{Accepting, ConnectionRequest};
 use crate::options::BindOptions;
 use crate::parameters::NO_ANSWER;
@@ -127,9 +130,11 @@ impl Port {
 /// Returns the way to a listener.
 ///
 /// # Errors
-/// Same errors as [`EventChannel::resolve`]. [`Error::NoAddress`] if no port of the device has one.
+/// Same errors as [`EventChannel::resolve`]. [`Error::NoAddress`] if no port of the device has one. [`Error::Managed`] for a
+/// device that the kernel's rdma_cm connects.
 #[doc(alias = "rdma_resolve_addr")]
 pub fn route(channel: &EventChannel, to: SocketAddr) -> Result<Route, Error> {
+    channel.engine().check_unmanaged()?;
     let resolved = channel.resolve(to)?;
     let context = channel.context();
     let no_address = || Error::NoAddress { device: context.device().name().to_owned() };
@@ -188,6 +193,7 @@ pub fn bind(
     to: SocketAddr,
     options: BindOptions,
 ) -> Result<Port, Error> {
+    channel.engine().check_unmanaged()?;
     Ok(Port(channel.engine().reserve(space, channel.own_address(to)?, options)?))
 }
 
@@ -214,6 +220,7 @@ pub fn connect(
     private_data: &[u8],
 ) -> Result<Id, Error> {
     check_private_data("REQ", private_data, Resolved::MAX_PRIVATE_DATA)?;
+    channel.engine().check_unmanaged()?;
     let request = Request::to(space, route, Ends::Connection(*parameters), private_data);
     Ok(Id(channel.engine().connect(request)?))
 }
@@ -229,6 +236,7 @@ pub fn query(
     private_data: &[u8],
 ) -> Result<Id, Error> {
     check_private_data("SIDR_REQ", private_data, MAX_QUERY_DATA)?;
+    channel.engine().check_unmanaged()?;
     let request = Request::to(space, route, Ends::Query, private_data);
     Ok(Id(channel.engine().connect(request)?))
 }
@@ -294,7 +302,7 @@ impl Id {
     /// [`Error::Ended`] if the peer's end has ended meanwhile.
     #[doc(alias = "rdma_establish")]
     pub fn establish(&self) -> Result<(), Error> {
-        self.0.change(|peer, _| peer.ready())
+        self.0.establish()
     }
 
     /// Establishes an accepted connection whose queue pair received a packet before the peer's confirmation arrived. The
@@ -314,8 +322,7 @@ impl Id {
     #[doc(alias = "rdma_reject")]
     pub fn reject(&self, reason: Reason, private_data: &[u8]) -> Result<(), Error> {
         check_private_data("REJ", private_data, ConnectionRequest::MAX_PRIVATE_DATA)?;
-        let rejection = Rejection { private_data, ..Rejection::new(reason) };
-        self.0.change(|peer, now| peer.reject(now, &rejection))
+        self.0.reject(reason, private_data)
     }
 
     /// Disconnects. Exactly one event [`Event::Ended`] follows, even if the peer has disconnected before.

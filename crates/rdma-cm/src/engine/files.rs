@@ -1,6 +1,7 @@
 //! The files of a channel: one that the program polls, and those that it consists of.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::buffer::spare_capacity;
@@ -19,7 +20,7 @@ const MANY: usize = 64;
 /// The keys of the files that are not sockets.
 const TIMER: u64 = 0;
 const WAKE: u64 = 1;
-/// The keys of the files that are readable when MADs have arrived.
+/// The keys of the files that are readable when MADs have arrived, or events of the kernel.
 pub(super) const MADS: [u64; 2] = [2, 3];
 /// The first key of a socket.
 pub(super) const FIRST_KEY: u64 = 4;
@@ -61,8 +62,8 @@ impl Files {
     }
 
     /// Reports when a file is readable.
-    pub(super) fn add(&self, socket: &OwnedFd, key: u64) -> rustix::io::Result<()> {
-        epoll::add(&self.inner, socket, epoll::EventData::new_u64(key), epoll::EventFlags::IN)
+    pub(super) fn add(&self, file: impl AsFd, key: u64) -> rustix::io::Result<()> {
+        epoll::add(&self.inner, file, epoll::EventData::new_u64(key), epoll::EventFlags::IN)
     }
 
     /// Sets whether a socket is reported.
@@ -134,6 +135,36 @@ impl Files {
 impl AsFd for Files {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.outer.as_fd()
+    }
+}
+
+/// The file that the program polls for one connection, and the eventfd that makes it readable once an event was queued.
+#[derive(Default)]
+pub(super) struct Watch {
+    files: Option<(Arc<OwnedFd>, OwnedFd)>,
+    /// Whether the file becomes readable only at the end.
+    is_of_end: bool,
+}
+
+impl Watch {
+    /// Returns the file, if there is one for this stage. The eventfd of an earlier stage may be readable because of an
+    /// earlier event.
+    pub(super) fn file(&mut self, is_established: bool) -> Option<Arc<OwnedFd>> {
+        if self.is_of_end != is_established {
+            (self.files, self.is_of_end) = (None, is_established);
+        }
+        self.files.as_ref().map(|(file, _)| Arc::clone(file))
+    }
+
+    pub(super) fn keep(&mut self, file: Arc<OwnedFd>, bell: OwnedFd) {
+        self.files = Some((file, bell));
+    }
+
+    /// Makes the file readable.
+    pub(super) fn ring(&self) {
+        if let Some((_, bell)) = &self.files {
+            set(bell);
+        }
     }
 }
 

@@ -9,33 +9,37 @@ mod hub;
 mod line;
 mod listening;
 mod mads;
+pub(crate) mod managed;
 mod options;
 pub(crate) mod path;
 pub(crate) mod peer;
 mod remote;
 mod socket;
+mod state;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use rdma_mem::{Context, Gid};
+use rdma_mem::Context;
 use rdma_proto::Time;
 use rdma_proto::cm::wire::Reason;
-use rdma_proto::cm::{CommId, Error as Refusal, PortSpace, ServiceId};
+use rdma_proto::cm::{Error as Refusal, PortSpace, ServiceId};
+use rdma_sys::is_installed;
 use rustix::io::Errno;
 
 use self::files::{FIRST_KEY, Files, MADS, set};
 use self::gateway::Gateway;
 use self::hub::Member;
 use self::listening::{Bound, Listening, Name};
+use self::managed::Managed;
 use self::path::Request;
 use self::peer::{Peer, Port};
+use self::state::State;
 use crate::error::{End, Error};
-use crate::event::Happening;
+use crate::happening::Happening;
 use crate::options::BindOptions;
 
 /// The next token, which is unique in the process.
@@ -54,25 +58,8 @@ pub(crate) struct Engine {
     state: Mutex<State>,
     /// Notified when events were queued, and when no thread waits for the files.
     changed: Condvar,
-}
-
-#[derive(Default)]
-struct State {
-    peers: BTreeMap<u64, Peer>,
-    listeners: BTreeMap<u64, Listening>,
-    /// The local addresses from which connections lead to other hosts.
-    gateways: BTreeMap<Gid, Arc<Gateway>>,
-    /// The connections to other hosts.
-    tokens: BTreeMap<(Gid, CommId), u64>,
-    deadlines: BTreeSet<(Time, u64)>,
-    /// The deadline of each connection and listener that has one.
-    deadline_of: BTreeMap<u64, Time>,
-    events: VecDeque<(u64, Happening)>,
-    closed: bool,
-    /// Whether a thread waits for the files.
-    has_waiter: bool,
-    /// Whether the program's file is readable.
-    is_readable: bool,
+    /// Whether the connections pass through the kernel's rdma_cm.
+    is_managed: bool,
 }
 
 /// A port that no other listener of the device can have. It is free when this is dropped.
@@ -105,17 +92,27 @@ impl Drop for Handle {
 impl Engine {
     pub(crate) fn open(context: &Context) -> Result<Arc<Self>, Error> {
         let addresses = path::addresses(context)?;
-        let (files, member) = (Files::open()?, Member::join(context)?.map(Arc::new));
-        for (file, key) in member.iter().flat_map(|member| member.files()).zip(MADS) {
-            files.add(file, key).map_err(Error::system("open an event channel"))?;
+        let failed = Error::system("open an event channel");
+        let (files, mut state) = (Files::open()?, State::default());
+        let is_managed = is_installed(context.verbs());
+        let mut member = None;
+        if is_managed {
+            let managed = state.managed.insert(Managed::open()?);
+            files.add(managed.file(), MADS[0]).map_err(failed)?;
+        } else {
+            member = Member::join(context)?.map(Arc::new);
+            for (file, key) in member.iter().flat_map(|member| member.files()).zip(MADS) {
+                files.add(file, key).map_err(&failed)?;
+            }
         }
         Ok(Arc::new(Self {
             port: Port { context: context.clone(), addresses },
             files,
             member,
             start: Instant::now(),
-            state: Mutex::default(),
+            state: Mutex::new(state),
             changed: Condvar::new(),
+            is_managed,
         }))
     }
 
@@ -138,6 +135,11 @@ impl Engine {
 
     pub(crate) fn context(&self) -> &Context {
         &self.port.context
+    }
+
+    /// Returns true if the connections pass through the kernel's rdma_cm.
+    pub(crate) const fn is_managed(&self) -> bool {
+        self.is_managed
     }
 
     /// Returns an error in a child that was forked after the channel was opened.
@@ -239,6 +241,7 @@ impl Engine {
         change: impl FnOnce(&mut Peer, Time) -> Result<(), Refusal>,
     ) -> Result<(), Error> {
         self.check_process()?;
+        self.check_unmanaged()?;
         let now = self.now();
         let mut state = self.locked();
         let changed = state.peers.get_mut(&token).map(|peer| change(peer, now));
@@ -265,8 +268,7 @@ impl Engine {
     pub(crate) fn file_of(&self, token: u64, is_established: bool) -> Result<Arc<OwnedFd>, Error> {
         self.check_process()?;
         let mut state = self.locked();
-        let peer = state.peers.get_mut(&token);
-        if let Some(file) = peer.and_then(|peer| peer.file(is_established)) {
+        if let Some(file) = state.file(token, is_established) {
             return Ok(file);
         }
         let (file, bell) = self.files.watch().map_err(Error::system("watch a connection"))?;
@@ -274,9 +276,15 @@ impl Engine {
             set(&bell);
         }
         // Without a peer, nothing rings the bell again. It is readable if the end is still queued.
-        let Some(peer) = state.peers.get_mut(&token) else { return Ok(Arc::new(bell)) };
+        let (watch, is_over) = match state.watch(token) {
+            Some(found) => found,
+            None => return Ok(Arc::new(bell)),
+        };
         let file = Arc::new(file);
-        peer.keep_file(Arc::clone(&file), bell);
+        watch.keep(Arc::clone(&file), bell);
+        if is_over {
+            watch.ring();
+        }
         Ok(file)
     }
 
@@ -285,11 +293,12 @@ impl Engine {
         self.check_process()?;
         let now = self.now();
         let mut state = self.locked();
-        let peer = state.peers.get_mut(&token);
-        let is_sent = peer.is_some_and(|peer| {
+        let is_sent = match state.peers.get_mut(&token) {
             // The end of a connection that disconnects already is still to come.
-            peer.stage == peer::Stage::Disconnecting || peer.disconnect(now, private_data).is_ok()
-        });
+            Some(peer) if peer.stage == peer::Stage::Disconnecting => true,
+            Some(peer) => peer.disconnect(now, private_data).is_ok(),
+            None => Self::disconnect_managed(&mut state, token),
+        };
         if !is_sent && state.place_of_end(token).is_none() {
             let end = End::Disconnected { private_data: Vec::new() };
             state.events.push_back((token, Happening::Ended(end)));
@@ -325,13 +334,22 @@ impl Engine {
         wants: impl Fn(u64) -> bool,
         limit: Option<Duration>,
     ) -> Result<Option<(u64, Happening)>, Error> {
+        self.wait_for(limit, |state| state.take(&wants))
+    }
+
+    /// Waits until a function finds something in the state; returns `None` if it does not within the limit.
+    fn wait_for<T>(
+        &self,
+        limit: Option<Duration>,
+        mut find: impl FnMut(&mut State) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
         self.check_process()?;
         let end = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut state = self.locked();
         let mut ready = if state.has_waiter { Vec::new() } else { self.files.wait(NOW)? };
         loop {
             self.process(&mut state, &ready);
-            if let Some(found) = state.take(&wants) {
+            if let Some(found) = find(&mut state) {
                 self.set_readable(&mut state);
                 return Ok(Some(found));
             }
@@ -387,7 +405,9 @@ impl Engine {
     fn process(&self, state: &mut State, ready: &[u64]) {
         let now = self.now();
         for &token in ready {
-            if MADS.contains(&token) {
+            if MADS.contains(&token) && self.is_managed {
+                self.receive_managed(state);
+            } else if MADS.contains(&token) {
                 self.receive_mads(state, now);
             } else if state.listeners.contains_key(&token) {
                 self.accept(state, token);
@@ -433,8 +453,7 @@ impl Engine {
         let (deadline, is_owned) = (peer.deadline(), peer.is_owned());
         let peer_socket = peer.line.socket().map(Arc::clone);
         if !events.is_empty() {
-            peer.ring();
-            // A thread that waits for an edge of the file is notified of each event.
+            peer.watch.ring();
             state.is_readable = false;
         }
         for event in events {
@@ -468,6 +487,7 @@ impl Engine {
 
     fn remove(&self, state: &mut State, token: u64) {
         state.set_deadline(token, None);
+        Self::remove_managed(state, token);
         if let Some(listening) = state.listeners.remove(&token) {
             self.files.remove(listening.socket());
             Self::stop_listening_outside(state, listening.service());
@@ -521,44 +541,6 @@ impl Engine {
 }
 
 const NOW: Option<Duration> = Some(Duration::ZERO);
-
-impl State {
-    fn take(&mut self, wants: impl Fn(u64) -> bool) -> Option<(u64, Happening)> {
-        let place = self.events.iter().position(|(of, _)| wants(*of))?;
-        self.events.remove(place)
-    }
-
-    fn place_of_end(&self, token: u64) -> Option<usize> {
-        let is_end =
-            |(of, event): &(u64, Happening)| *of == token && matches!(event, Happening::Ended(_));
-        self.events.iter().position(is_end)
-    }
-
-    /// Returns the reason that a connection has ended.
-    fn take_end(&mut self, token: u64) -> End {
-        match self.place_of_end(token).and_then(|place| self.events.remove(place)) {
-            Some((_, Happening::Ended(end))) => end,
-            _ => End::PeerGone,
-        }
-    }
-
-    fn has_request(&self, peer: u64) -> bool {
-        self.events.iter().any(|(_, event)| event.is_request_of(peer))
-    }
-
-    fn set_deadline(&mut self, token: u64, deadline: Option<Time>) {
-        let before = match deadline {
-            Some(deadline) => self.deadline_of.insert(token, deadline),
-            None => self.deadline_of.remove(&token),
-        };
-        if before != deadline {
-            self.deadlines.extend(deadline.map(|deadline| (deadline, token)));
-            if let Some(before) = before {
-                self.deadlines.remove(&(before, token));
-            }
-        }
-    }
-}
 
 impl AsFd for Engine {
     fn as_fd(&self) -> BorrowedFd<'_> {

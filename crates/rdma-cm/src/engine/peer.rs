@@ -14,14 +14,14 @@ use rdma_proto::cm::{
 use rdma_qp::QueuePairEndpoint;
 use rustix::io::Errno;
 
-use super::files::set;
+use super::files::Watch;
 use super::gateway::Gateway;
 use super::line::Line;
 use super::listening::Bound;
 use super::path::{Request, answer, claimed, ip_of, querier, requester};
 use super::socket::receive_mad;
 use crate::error::End;
-use crate::event::{Happening, IdToken, Queried, Replying, Requested};
+use crate::happening::{Happening, Queried, Replying, Requested};
 use crate::parameters::{Answered, NO_ANSWER, Route};
 
 /// The messages that are received before other sockets get their turn.
@@ -98,10 +98,8 @@ pub(crate) struct Peer {
     pub(super) role: Role,
     id: CommId,
     from: Option<Address>,
-    /// The file that the program polls if there is no socket, and the eventfd that makes it readable.
-    watched: Option<(Arc<OwnedFd>, OwnedFd)>,
-    /// Whether this file becomes readable only at the end.
-    watches_end: bool,
+    /// The file that the program polls if there is no socket.
+    pub(super) watch: Watch,
 }
 
 impl Peer {
@@ -147,8 +145,7 @@ impl Peer {
             role: Role::Active(request),
             id: *id,
             from,
-            watched: None,
-            watches_end: false,
+            watch: Watch::default(),
         }
     }
 
@@ -176,7 +173,7 @@ impl Peer {
         Self::passive(token, Line::Gateway(Arc::clone(gateway)), listener, bound)
     }
 
-    const fn passive(token: u64, line: Line, listener: u64, bound: Bound) -> Self {
+    fn passive(token: u64, line: Line, listener: u64, bound: Bound) -> Self {
         let role = Role::Passive { listener, bound, requester: None, has_asked: false };
         Self {
             token,
@@ -185,8 +182,7 @@ impl Peer {
             role,
             id: CommId::NONE,
             from: None,
-            watched: None,
-            watches_end: false,
+            watch: Watch::default(),
         }
     }
 
@@ -213,28 +209,10 @@ impl Peer {
     /// The socket becomes readable for good only when the connection ends. Before that, another thread may have received
     /// a message when the program's thread looks.
     pub(super) fn file(&mut self, is_established: bool) -> Option<Arc<OwnedFd>> {
-        if self.watches_end != is_established {
-            // The eventfd may be readable because of an earlier event.
-            (self.watched, self.watches_end) = (None, is_established);
-        }
+        let file = self.watch.file(is_established);
         match self.line.socket().filter(|_| is_established) {
             Some(socket) => Some(Arc::clone(socket)),
-            None => self.watched.as_ref().map(|(file, _)| Arc::clone(file)),
-        }
-    }
-
-    /// Keeps the file that the program polls. `bell` makes it readable once an event was queued.
-    pub(super) fn keep_file(&mut self, file: Arc<OwnedFd>, bell: OwnedFd) {
-        self.watched = Some((file, bell));
-        if self.stage == Stage::Over {
-            self.ring();
-        }
-    }
-
-    /// Notifies the program that polls the connection.
-    pub(super) fn ring(&self) {
-        if let Some((_, bell)) = &self.watched {
-            set(bell);
+            None => file,
         }
     }
 
@@ -367,7 +345,7 @@ impl Peer {
         let asked = requester(&port.context, (from, local), offer).ok_or(Reason::UNSUPPORTED)?;
         let endpoint = asked.endpoint;
         self.note_asked(&asked.route, Some(Box::new(endpoint)))?;
-        let (peer, private_data) = (IdToken::new(self.token), asked.private_data.to_vec());
+        let (peer, private_data) = (self.token, asked.private_data.to_vec());
         let (parameters, route) = (asked.parameters, asked.route);
         let ends = match (local, from) {
             (Some(local), Address::Gid(from)) => Some((ip_of(local), ip_of(from))),
@@ -392,7 +370,7 @@ impl Peer {
         let ends = (from, self.line.local());
         let (route, data) = querier(&port.context, ends, query).ok_or(Reason::UNSUPPORTED)?;
         self.note_asked(&route, None)?;
-        let (peer, private_data) = (IdToken::new(self.token), data.to_vec());
+        let (peer, private_data) = (self.token, data.to_vec());
         Ok(Happening::Queried(Box::new(Queried { peer, route, private_data })))
     }
 

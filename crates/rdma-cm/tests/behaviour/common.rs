@@ -1,6 +1,9 @@
 //! The parts that the tests share: a device, its queue pairs, and two connected ends.
 #![allow(unsafe_code)] // posting is unsafe
 
+use std::env;
+use std::net::{IpAddr, Ipv4Addr};
+
 use rdma_cm::{Connection, End, EventChannel, Listener, PreparedQueuePair, QueuePair};
 use rdma_mem::{AccessFlags, Context, OwnedRegion, ProtectionDomain};
 use rdma_proto::cm::wire::{MAD_LEN, Mad, Message, Offer, Path, Req};
@@ -12,9 +15,31 @@ use test_support::rig::pause;
 
 pub(crate) use test_support::rig::PATIENCE as LIMIT;
 
+/// The environment variable with the system's device that replaces `soft0`. Its connections pass through librdmacm.
+pub(crate) const SYSTEM: &str = "RDMA_TEST_CM_SYSTEM";
+
 pub(crate) fn open(name: &str) -> Context {
     rdma_soft::install();
-    rdma_mem::open_device(name).unwrap()
+    let Some(system) = system_device().filter(|_| name == "soft0") else {
+        return rdma_mem::open_device(name).unwrap();
+    };
+    let context = rdma_mem::open_device(system).unwrap();
+    assert!(rdma_sys::is_installed(context.verbs()));
+    context
+}
+
+/// The environment variable with the address of that device, if 127.0.0.1 does not lead to it.
+const ADDRESS: &str = "RDMA_TEST_CM_IP";
+
+/// Returns the address at which tests listen.
+pub(crate) fn address() -> IpAddr {
+    let address = env::var(ADDRESS).ok().and_then(|address| address.parse().ok());
+    address.unwrap_or(Ipv4Addr::LOCALHOST.into())
+}
+
+/// Returns the name of the system's device that replaces `soft0`, if there is one.
+pub(crate) fn system_device() -> Option<String> {
+    env::var(SYSTEM).ok()
 }
 
 /// The objects of one end.
@@ -39,7 +64,7 @@ impl Node {
     }
 
     pub(crate) fn listen(&self) -> Listener {
-        Listener::bind(&self.channel, "127.0.0.1:0").unwrap()
+        Listener::bind(&self.channel, (address(), 0)).unwrap()
     }
 
     pub(crate) fn post_receive(&mut self, queue_pair: &QueuePair) {
@@ -147,9 +172,14 @@ pub(crate) fn messages_pass(mut client: Node, mut server: Node, listener: &Liste
     assert_eq!(*ended.end(), disconnected(b"", 224));
 }
 
-/// Returns the end of a connection by a message with private data of this length.
+/// Returns the end of a connection by a message with private data of this length. librdmacm sends none. The kernel reports
+/// none.
 pub(crate) fn disconnected(data: &[u8], length: usize) -> End {
-    let mut private_data = data.to_vec();
+    let mut private_data = match system_device() {
+        None => data.to_vec(),
+        Some(device) if device == "soft0" => Vec::new(),
+        Some(_) => return End::Disconnected { private_data: Vec::new() },
+    };
     private_data.resize(length, 0);
     End::Disconnected { private_data }
 }

@@ -4,6 +4,7 @@
 mod common;
 mod connecting;
 mod hostile;
+mod library;
 mod options;
 mod orders;
 mod other_hosts;

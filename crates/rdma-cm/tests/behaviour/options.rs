@@ -71,7 +71,7 @@ fn owners_of_a_shared_port_do_not_exclude_each_other() {
 }
 
 /// Returns the traffic class and the ACK timeout of a connected queue pair.
-fn path_of(queue_pair: &QueuePair) -> (u8, AckTimeout) {
+pub(crate) fn path_of(queue_pair: &QueuePair) -> (u8, AckTimeout) {
     let (mut attributes, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
     let mask = ibv_qp_attr_mask::IBV_QP_AV.0.cast_signed();
     let (verbs, raw) = (queue_pair.pd().verbs(), queue_pair.as_raw());

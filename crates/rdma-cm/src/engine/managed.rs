@@ -1,0 +1,425 @@
+//! Connections through the kernel's rdma_cm, with the system's librdmacm.
+
+mod entry;
+mod library;
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rdma_mem::{GidType, Mtu};
+use rdma_proto::cm::Address;
+use rdma_proto::cm::wire::{Reason, Rejection};
+use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairEndpoint};
+use rdma_sys::cm::rdma_cm_event_type as Kind;
+use rdma_sys::{Errno, interface_addresses};
+use rdma_types::{AckTimeout, Gid, Lid};
+
+pub(crate) use self::entry::Request;
+
+use self::entry::{Entry, Stage, check_type, endpoint_of, parameters_of};
+use self::library::{Channel, Id, Offer, RESOLVE_MS, Received, system_error};
+use super::files::Watch;
+use super::path::{connect, ip_of};
+use super::{Engine, Handle, NEXT, State};
+use crate::error::Error;
+use crate::happening::{Happening, Requested};
+use crate::options::BindOptions;
+use crate::parameters::Route;
+
+/// The events that are received before other threads get their turn.
+const EVENTS: u32 = 64;
+/// The time within which the kernel reports that an address and its route are resolved, or not.
+const RESOLVED_WITHIN: Duration = Duration::from_millis(3 * RESOLVE_MS.unsigned_abs() as u64);
+/// The source addresses of a device that are tried for one destination.
+const SOURCES: usize = 16;
+
+/// The IDs of a channel, by their tokens.
+pub(super) struct Managed {
+    // The IDs are destroyed before the channel.
+    entries: BTreeMap<u64, Entry>,
+    channel: Channel,
+}
+
+/// An address to which the kernel has found the route, from this source address or from any.
+pub(crate) struct Reached {
+    pub(crate) handle: Handle,
+    pub(crate) source: Option<IpAddr>,
+    pub(crate) to: SocketAddr,
+}
+
+impl Managed {
+    pub(super) fn open() -> Result<Self, Error> {
+        Ok(Self { entries: BTreeMap::new(), channel: Channel::open()? })
+    }
+
+    /// Returns the file that is readable when events have arrived.
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+
+    /// Adds an ID. Its token is new.
+    fn add(&mut self, id: Id, stage: Stage) -> &mut Entry {
+        let (request, bound, peer_reads, watch) = (None, None, (0, 0), Watch::default());
+        let token = id.token();
+        let entry = || Entry { id, stage, request, bound, peer_reads, watch };
+        self.entries.entry(token).or_insert_with(entry)
+    }
+
+    /// Returns the file that the program polls for a connection, with its owner.
+    pub(super) fn watch(&mut self, token: u64) -> Option<(&mut Watch, bool)> {
+        let entry = self.entries.get_mut(&token)?;
+        Some((&mut entry.watch, entry.stage == Stage::Over))
+    }
+}
+
+/// Returns true if an address belongs to an interface of this host.
+fn is_of_this_host(ip: IpAddr) -> bool {
+    let all = interface_addresses().unwrap_or_default();
+    ip.is_unspecified()
+        || ip.is_loopback()
+        || all.iter().any(|entry| entry.address.is_some_and(|own| own.ip() == ip))
+}
+
+impl Engine {
+    /// Returns an error if connections of the device pass through the kernel's rdma_cm.
+    pub(crate) fn check_unmanaged(&self) -> Result<(), Error> {
+        if self.is_managed {
+            return Err(Error::Managed { device: self.context().device().name().to_owned() });
+        }
+        Ok(())
+    }
+
+    /// Calls a function with a listener or connection. If it has ended, returns the reason.
+    fn manage<T>(
+        &self,
+        token: u64,
+        tried: &'static str,
+        call: impl FnOnce(&mut Entry) -> Result<T, Errno>,
+    ) -> Result<T, Error> {
+        self.check_process()?;
+        let mut state = self.locked();
+        let entry = state.managed.as_mut().and_then(|managed| managed.entries.get_mut(&token));
+        let result = match entry {
+            Some(entry) if entry.stage != Stage::Over => call(entry),
+            _ => return Err(Error::Ended(state.take_end(token))),
+        };
+        result.map_err(|errno| match errno {
+            // The kernel has processed a message of the peer that this process has not received.
+            Errno::EINVAL | Errno::ENOTCONN | Errno::ECONNRESET => {
+                Error::Ended(state.take_end(token))
+            }
+            errno => Error::System { tried, source: system_error(errno) },
+        })
+    }
+
+    /// Adds an ID, and calls a function with it.
+    fn begin(
+        self: &Arc<Self>,
+        stage: Stage,
+        call: impl FnOnce(&mut Entry) -> Result<(), Errno>,
+    ) -> Result<Handle, Errno> {
+        let token = NEXT.fetch_add(1, Ordering::Relaxed);
+        let handle = self.handle(token);
+        let mut state = self.locked();
+        let managed = state.managed.as_mut().ok_or(Errno::EINVAL)?;
+        let id = managed.channel.create_id(token)?;
+        call(managed.add(id, stage))?;
+        drop(state);
+        Ok(handle)
+    }
+
+    /// Resolves an address and the route to it. Waits for the kernel.
+    pub(crate) fn reach(self: &Arc<Self>, to: SocketAddr) -> Result<Reached, Error> {
+        self.check_process()?;
+        let first = match self.reach_from(None, to) {
+            Ok(handle) => return Ok(Reached { handle, source: None, to }),
+            Err(error) => error,
+        };
+        // The kernel's rdma_cm does not connect over the loopback interface.
+        let is_loopback = to.ip().is_loopback() || to.ip().is_unspecified();
+        if !is_loopback && !matches!(first, Error::OtherDevice { .. }) {
+            return Err(first);
+        }
+        // The kernel may prefer another device, unless the source is an address of this one.
+        let table = self.context().gid_table()?;
+        let ips = table.iter().map(|entry| ip_of(entry.gid));
+        for ip in ips.filter(|ip| ip.is_ipv4() == to.is_ipv4()).take(SOURCES) {
+            let to = if is_loopback { SocketAddr::new(ip, to.port()) } else { to };
+            if let Ok(handle) = self.reach_from(Some(ip), to) {
+                return Ok(Reached { handle, source: Some(ip), to });
+            }
+        }
+        Err(first)
+    }
+
+    fn reach_from(
+        self: &Arc<Self>,
+        source: Option<IpAddr>,
+        to: SocketAddr,
+    ) -> Result<Handle, Error> {
+        let device = || self.context().device().name().to_owned();
+        let unreached = |_| Error::NoRoute { address: to.ip(), device: device() };
+        let begun = self.begin(Stage::Resolving, |entry| entry.id.resolve_address(source, to));
+        let handle = begun.map_err(unreached)?;
+        let resolved = self.wait_for(Some(RESOLVED_WITHIN), |state| {
+            let entry = state.managed.as_ref()?.entries.get(&handle.token)?;
+            match entry.stage {
+                Stage::Resolved => Some(Ok(())),
+                Stage::Resolving => None,
+                _ => Some(Err(entry.id.check_device(self.context()).err())),
+            }
+        });
+        match resolved? {
+            Some(Ok(())) => Ok(handle),
+            Some(Err(Some(found))) => {
+                Err(Error::OtherDevice { address: to.ip(), device: device(), found })
+            }
+            _ => Err(unreached(Errno::EHOSTUNREACH)),
+        }
+    }
+
+    /// Listens at an address of this host. Also returns the port.
+    pub(crate) fn listen_managed(
+        self: &Arc<Self>,
+        address: SocketAddr,
+        options: BindOptions,
+    ) -> Result<(Handle, u16), Error> {
+        self.check_process()?;
+        let device = || self.context().device().name().to_owned();
+        let (mut other, mut port) = (None, address.port());
+        let begun = self.begin(Stage::Listening, |entry| {
+            entry.bound = Some(address.ip());
+            let id = &entry.id;
+            id.set_port_options(options.is_shared, options.is_one_ip_version)?;
+            id.bind(address)?;
+            other = id.check_device(self.context()).err();
+            let [own, _] = id.addresses();
+            port = own.map_or(port, |own| own.port());
+            if other.is_some() { Ok(()) } else { id.listen() }
+        });
+        match (begun, other) {
+            (Ok(handle), None) => Ok((handle, port)),
+            (Ok(_), Some(found)) => {
+                Err(Error::OtherDevice { address: address.ip(), device: device(), found })
+            }
+            (Err(Errno::EADDRINUSE), _) => {
+                Err(Error::PortInUse { port: address.port(), device: device() })
+            }
+            (Err(Errno::EADDRNOTAVAIL | Errno::ENODEV), _) => {
+                Err(Error::NoRoute { address: address.ip(), device: device() })
+            }
+            (Err(errno), _) => Err(Error::System { tried: "listen", source: system_error(errno) }),
+        }
+    }
+
+    /// Requests a connection, as soon as the kernel has the route. An event follows. `resolved` is the ID of the address,
+    /// unless another connection has it.
+    pub(crate) fn connect_managed(
+        self: &Arc<Self>,
+        resolved: Option<Handle>,
+        (source, to): (Option<IpAddr>, SocketAddr),
+        request: Request,
+    ) -> Result<Handle, Error> {
+        self.check_process()?;
+        let failed = |errno| Error::System { tried: "connect", source: system_error(errno) };
+        // The traffic class is part of the route.
+        if let Some(handle) = resolved.filter(|_| request.traffic_class == 0) {
+            let mut state = self.locked();
+            let managed = state.managed.as_mut();
+            let entry = managed.and_then(|managed| managed.entries.get_mut(&handle.token));
+            let ended = entry.and_then(|entry| {
+                entry.request = Some(request);
+                entry.send_request()
+            });
+            self.add_managed(&mut state, handle.token, ended);
+            self.finish(&mut state, handle.token);
+            drop(state);
+            return Ok(handle);
+        }
+        let begun = self.begin(Stage::Resolving, |entry| {
+            entry.request = Some(request);
+            entry.id.resolve_address(source, to)
+        });
+        let handle = begun.map_err(failed)?;
+        self.wait_for(Some(RESOLVED_WITHIN), |state| {
+            let entry = state.managed.as_ref()?.entries.get(&handle.token);
+            (!entry.is_some_and(|entry| entry.stage == Stage::Resolving)).then_some(())
+        })?;
+        Ok(handle)
+    }
+
+    /// Queues the event of a connection.
+    fn add_managed(&self, state: &mut State, token: u64, event: Option<Happening>) {
+        let Some(event) = event else { return };
+        // A request that is withdrawn before the program receives it is not reported.
+        if matches!(event, Happening::Ended(_)) && state.has_request(token) {
+            return self.remove(state, token);
+        }
+        if let Some((watch, _)) = state.managed.as_mut().and_then(|managed| managed.watch(token)) {
+            watch.ring();
+        }
+        state.events.push_back((token, event));
+        state.is_readable = false;
+    }
+
+    /// Receives the events that have arrived.
+    pub(super) fn receive_managed(&self, state: &mut State) {
+        for _ in 0..EVENTS {
+            let Some(managed) = &mut state.managed else { return };
+            let name = || NEXT.fetch_add(1, Ordering::Relaxed);
+            let Some(mut received) = managed.channel.next(name) else { return };
+            let (token, event) = (received.token, received.event);
+            if let Some(id) = received.request.take() {
+                if let Some(requested) = self.requested(managed, token, id, received) {
+                    state.events.push_back((token, requested));
+                    state.is_readable = false;
+                }
+                continue;
+            }
+            let Some(entry) = managed.entries.get_mut(&token) else { continue };
+            let happening = entry.handle(self.context(), received);
+            self.add_managed(state, token, happening);
+            if event == Kind::DEVICE_REMOVAL {
+                // The kernel waits until the device's IDs are destroyed.
+                state.managed.as_mut().and_then(|managed| managed.entries.remove(&token));
+            }
+        }
+    }
+
+    /// Adds the connection of a request. The ID of a request that is not accepted is destroyed, which rejects it.
+    fn requested(
+        &self,
+        managed: &mut Managed,
+        listener: u64,
+        id: Id,
+        received: Received,
+    ) -> Option<Happening> {
+        id.check_device(self.context()).ok()?;
+        let [own, other] = id.addresses();
+        let (own, other) = own.zip(other)?;
+        let bound = managed.entries.get(&listener)?.bound?;
+        // For the kernel's rdma_cm, the loopback addresses stand for all addresses.
+        if bound.is_loopback() && !is_of_this_host(other.ip()) {
+            return None;
+        }
+        let [_, rtr, _] = id.attributes().ok()?;
+        let mtu = u8::try_from(rtr.path_mtu.0).ok().and_then(Mtu::from_code)?;
+        let parameters = parameters_of(&received.parameters);
+        let is_routed = rtr.ah_attr.is_global != 0;
+        let [local, remote] = id.gids().map(|gid| Address::Gid(Gid::from_bytes(gid)));
+        let lid = Lid::new(rtr.ah_attr.dlid);
+        let route = Route {
+            local,
+            remote: if is_routed { remote } else { Address::Lid(lid) },
+            gid_type: if lid == Lid::NONE { GidType::ROCE_V2 } else { GidType::IB },
+            mtu,
+            traffic_class: rtr.ah_attr.grh.traffic_class,
+            ack_timeout: AckTimeout::default(),
+            source: own,
+            destination: other,
+            is_outside: !is_of_this_host(other.ip()),
+        };
+        let peer = id.token();
+        let entry = managed.add(id, Stage::Requested);
+        entry.peer_reads = (parameters.initiator_depth, parameters.responder_resources);
+        Some(Happening::Requested(Box::new(Requested {
+            peer,
+            endpoint: endpoint_of(&parameters, Some(mtu)),
+            ends: None,
+            parameters,
+            route,
+            private_data: received.private_data,
+        })))
+    }
+
+    /// Disconnects. Returns true if an event follows.
+    pub(super) fn disconnect_managed(state: &mut State, token: u64) -> bool {
+        let managed = state.managed.as_mut();
+        let entry = managed.and_then(|managed| managed.entries.get_mut(&token));
+        entry.is_some_and(|entry| match entry.stage {
+            Stage::Disconnecting => true,
+            Stage::Over => false,
+            _ => {
+                let is_sent = entry.id.disconnect().is_ok();
+                entry.stage = if is_sent { Stage::Disconnecting } else { Stage::Over };
+                is_sent
+            }
+        })
+    }
+
+    /// Destroys a listener or connection, and the requests to a listener that the program has not received.
+    pub(super) fn remove_managed(state: &mut State, token: u64) {
+        let queued = state.events.iter().filter(|(of, _)| *of == token);
+        let requests: Vec<_> = queued.filter_map(|(_, event)| event.requester()).collect();
+        if let Some(managed) = &mut state.managed {
+            for token in requests.into_iter().chain([token]) {
+                managed.entries.remove(&token);
+            }
+        }
+    }
+}
+
+impl Handle {
+    /// Connects a queue pair to the peer's, through the states `INIT`, `RTR` and `RTS`.
+    pub(crate) fn connect(
+        &self,
+        queue_pair: PreparedQueuePair,
+        peer: &QueuePairEndpoint,
+    ) -> Result<QueuePair, Error> {
+        if !self.engine.is_managed {
+            return Ok(connect(queue_pair, peer)?);
+        }
+        check_type(&queue_pair)?;
+        let attributes = self
+            .engine
+            .manage(self.token, "read the connection's path", |it| it.id.attributes())?;
+        Ok(queue_pair.connect_managed(&attributes)?)
+    }
+
+    /// Confirms that this end is ready, after the peer's answer.
+    pub(crate) fn establish(&self) -> Result<(), Error> {
+        if !self.engine.is_managed {
+            return self.change(|peer, _| peer.ready());
+        }
+        self.engine.manage(self.token, "establish the connection", |entry| {
+            entry.id.establish()?;
+            entry.stage = Stage::Established;
+            Ok(())
+        })
+    }
+
+    /// Accepts a request.
+    pub(crate) fn accept(&self, own: &QueuePairEndpoint, private_data: &[u8]) -> Result<(), Error> {
+        if !self.engine.is_managed {
+            return self.change(|peer, now| peer.accept_with(now, own, private_data));
+        }
+        self.engine.manage(self.token, "accept the request", |entry| {
+            let (starts, serves) = entry.peer_reads;
+            let offer = Offer {
+                qpn: own.qpn().get(),
+                responder_resources: own.max_dest_rd_atomic().min(starts),
+                initiator_depth: own.max_rd_atomic().min(serves),
+            };
+            entry.id.accept(offer, private_data)?;
+            entry.stage = Stage::Accepted;
+            Ok(())
+        })
+    }
+
+    /// Rejects a request. The kernel's rdma_cm has no other reason than [`Reason::CONSUMER_DEFINED`].
+    pub(crate) fn reject(&self, reason: Reason, private_data: &[u8]) -> Result<(), Error> {
+        if !self.engine.is_managed {
+            let rejection = Rejection { private_data, ..Rejection::new(reason) };
+            return self.change(|peer, now| peer.reject(now, &rejection));
+        }
+        self.engine.manage(self.token, "reject the request", |entry| {
+            entry.id.reject(private_data)?;
+            entry.stage = Stage::Over;
+            Ok(())
+        })
+    }
+}

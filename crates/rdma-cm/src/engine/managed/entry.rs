@@ -1,0 +1,210 @@
+//! One listener or connection of the kernel's rdma_cm.
+
+use std::ffi::c_int;
+use std::net::IpAddr;
+
+use rdma_mem::{Context, Mtu};
+use rdma_proto::cm::wire::Reason;
+use rdma_qp::{PreparedQueuePair, QueuePairEndpoint, QueuePairType};
+use rdma_sys::Errno;
+use rdma_sys::cm::{option, rdma_cm_event_type as Kind, rdma_conn_param};
+use rdma_types::{AckTimeout, Psn, Qpn};
+
+use super::library::{Id, Offer, Received};
+use crate::engine::files::Watch;
+use crate::error::{End, Error};
+use crate::happening::{Happening, Replying};
+use crate::parameters::Parameters;
+
+/// A listener or connection.
+pub(super) struct Entry {
+    pub(super) id: Id,
+    pub(super) stage: Stage,
+    /// The REQ, until it is sent.
+    pub(super) request: Option<Request>,
+    /// The address of a listener.
+    pub(super) bound: Option<IpAddr>,
+    /// The RDMA reads and atomics that the peer starts, and that it serves.
+    pub(super) peer_reads: (u8, u8),
+    pub(super) watch: Watch,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    Listening,
+    /// The address or the route is being resolved.
+    Resolving,
+    Resolved,
+    Unresolved,
+    /// A REQ was sent.
+    Connecting,
+    Replied,
+    Requested,
+    Accepted,
+    Established,
+    Disconnecting,
+    Over,
+}
+
+/// The contents of a REQ.
+pub(crate) struct Request {
+    pub(super) offer: Offer,
+    pub(super) traffic_class: u8,
+    pub(super) ack_timeout: AckTimeout,
+    pub(super) private_data: Vec<u8>,
+}
+
+impl Request {
+    /// Creates the request of a queue pair.
+    pub(crate) fn new(queue_pair: &PreparedQueuePair, private_data: &[u8]) -> Result<Self, Error> {
+        check_type(queue_pair)?;
+        let end = queue_pair.endpoint();
+        Ok(Self {
+            offer: Offer {
+                qpn: end.qpn().get(),
+                responder_resources: end.max_dest_rd_atomic(),
+                initiator_depth: end.max_rd_atomic(),
+            },
+            traffic_class: queue_pair.traffic_class(),
+            ack_timeout: queue_pair.ack_timeout(),
+            private_data: private_data.to_vec(),
+        })
+    }
+}
+
+/// The TCP port space of the kernel's rdma_cm has queue pairs of type RC.
+pub(super) fn check_type(queue_pair: &PreparedQueuePair) -> Result<(), Error> {
+    match queue_pair.endpoint().qp_type() {
+        QueuePairType::RC => Ok(()),
+        qp_type => Err(Error::NotReliable { qp_type }),
+    }
+}
+
+impl Entry {
+    /// Processes an event, and returns the one for the program.
+    pub(super) fn handle(&mut self, context: &Context, received: Received) -> Option<Happening> {
+        let Received { event, status, parameters, private_data, .. } = received;
+        match (event, self.stage) {
+            (Kind::ADDR_RESOLVED, Stage::Resolving) => return self.find_route(context),
+            (Kind::ROUTE_RESOLVED, Stage::Resolving) => {
+                self.stage = Stage::Resolved;
+                return self.send_request();
+            }
+            (Kind::ADDR_ERROR | Kind::ROUTE_ERROR, Stage::Resolving) if self.request.is_none() => {
+                self.stage = Stage::Unresolved;
+            }
+            (Kind::CONNECT_RESPONSE, Stage::Connecting) => {
+                self.stage = Stage::Replied;
+                let peer = parameters_of(&parameters);
+                let endpoint = endpoint_of(&peer, None);
+                let replying = Replying { endpoint, parameters: peer, private_data };
+                return Some(Happening::Replied(Box::new(replying)));
+            }
+            (Kind::ESTABLISHED, Stage::Accepted) => {
+                self.stage = Stage::Established;
+                return Some(Happening::Established { private_data });
+            }
+            (
+                Kind::ADDR_ERROR
+                | Kind::ROUTE_ERROR
+                | Kind::CONNECT_ERROR
+                | Kind::UNREACHABLE
+                | Kind::REJECTED
+                | Kind::DISCONNECTED
+                | Kind::DEVICE_REMOVAL,
+                stage,
+            ) if stage != Stage::Over => {
+                if event == Kind::DISCONNECTED && stage != Stage::Disconnecting {
+                    // The peer waits for the answer.
+                    let _ = self.id.disconnect();
+                }
+                return self.end(end_of(event, status, stage, private_data));
+            }
+            // The end of the time in which a queue pair's number is not used again, a changed hardware address of a
+            // peer, and events that are too late, change nothing.
+            _ => tracing::debug!(event = ?event.name(), "an event of rdma_cm is ignored"),
+        }
+        None
+    }
+
+    fn end(&mut self, end: End) -> Option<Happening> {
+        self.stage = Stage::Over;
+        Some(Happening::Ended(end))
+    }
+
+    fn fail(&mut self, tried: &'static str, errno: Errno) -> Option<Happening> {
+        self.end(End::Kernel { tried, errno: errno.raw() })
+    }
+
+    /// Resolves the route to a resolved address.
+    fn find_route(&mut self, context: &Context) -> Option<Happening> {
+        let is_ours = self.id.check_device(context).is_ok();
+        if let Some(request) = self.request.as_ref().filter(|request| request.traffic_class != 0) {
+            let _ = self.id.set_byte(option::TOS, request.traffic_class);
+        }
+        let found = if is_ours { self.id.resolve_route() } else { Err(Errno::EHOSTUNREACH) };
+        match found {
+            Ok(()) => None,
+            Err(errno) if self.request.is_some() => self.fail("resolve the route", errno),
+            Err(_) => {
+                self.stage = Stage::Unresolved;
+                None
+            }
+        }
+    }
+
+    /// Sends the REQ, if there is one.
+    pub(super) fn send_request(&mut self) -> Option<Happening> {
+        let request = self.request.take()?;
+        // Kernels before Linux 5.1 do not have the option, and offer the path's timeout.
+        let _ = self.id.set_byte(option::ACK_TIMEOUT, request.ack_timeout.code());
+        self.stage = Stage::Connecting;
+        let sent = self.id.connect(request.offer, &request.private_data);
+        sent.err().and_then(|errno| self.fail("send the request", errno))
+    }
+}
+
+/// Returns the end of a connection in an event.
+pub(super) fn end_of(event: Kind, status: c_int, stage: Stage, private_data: Vec<u8>) -> End {
+    let errno = status.saturating_abs();
+    match event {
+        Kind::DEVICE_REMOVAL => End::DeviceRemoved,
+        Kind::DISCONNECTED => End::Disconnected { private_data },
+        Kind::REJECTED if status > 0 => {
+            let reason = Reason::new(u16::try_from(status).unwrap_or_default());
+            match stage {
+                // The peer has withdrawn its REQ.
+                Stage::Requested if reason == Reason::TIMEOUT => End::PeerGone,
+                _ => End::Rejected { reason, private_data },
+            }
+        }
+        Kind::UNREACHABLE => match errno {
+            libc::ECONNRESET => End::PeerGone,
+            libc::EACCES => End::OtherUser,
+            libc::EAGAIN => End::Busy,
+            _ => End::Unanswered,
+        },
+        Kind::ADDR_ERROR => End::Kernel { tried: "resolve the address", errno },
+        Kind::ROUTE_ERROR => End::Kernel { tried: "resolve the route", errno },
+        _ => End::Kernel { tried: "connect", errno },
+    }
+}
+
+/// Returns the peer's parameters in an event, which has the numbers of RDMA reads and atomics as this end sees them.
+pub(super) fn parameters_of(raw: &rdma_conn_param) -> Parameters {
+    Parameters {
+        responder_resources: raw.initiator_depth,
+        initiator_depth: raw.responder_resources,
+        retry_count: raw.retry_count,
+        rnr_retry_count: raw.rnr_retry_count,
+        flow_control: raw.flow_control != 0,
+        srq: raw.srq != 0,
+        ..Parameters::new(Qpn::masked(raw.qp_num), Psn::masked(0))
+    }
+}
+
+pub(super) fn endpoint_of(peer: &Parameters, mtu: Option<Mtu>) -> QueuePairEndpoint {
+    let endpoint = QueuePairEndpoint::new(peer.qpn, peer.psn)
+        .with_rd_atomic(peer.initiator_depth, peer.responder_resources);
+    mtu.map_or(endpoint, |mtu| endpoint.with_mtu(mtu))
+}

@@ -1,0 +1,375 @@
+//! Event channels and IDs of the system's librdmacm.
+//!
+//! The engine uses them while its state is locked. So one thread at a time uses an ID, and no thread has an event that is
+//! not acknowledged. `rdma_destroy_id`, which waits for such events, therefore never waits.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_int, c_void};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use rdma_mem::{Context, Guid};
+use rdma_sys::cm::{
+    self, Librdmacm, option, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param,
+    rdma_event_channel, rdma_port_space, rdma_route, read_address, storage,
+};
+use rdma_sys::{Errno, Process, ibv_qp_attr, ibv_qp_state};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
+use crate::error::Error;
+
+/// A number that identifies an ID of this process. The ID's context has it, too.
+type Token = u64;
+
+/// A non-blocking event channel. It is destroyed after its IDs.
+pub(super) struct Channel {
+    library: &'static Librdmacm,
+    raw: NonNull<rdma_event_channel>,
+    process: Process,
+}
+
+// SAFETY: SAFETY.md F32: the functions of librdmacm may be called by any thread, and one thread at a time has the channel.
+unsafe impl Send for Channel {}
+
+/// An event, which was acknowledged.
+pub(super) struct Received {
+    /// The token of the event's ID, or of the listener that received a request.
+    pub(super) token: Token,
+    pub(super) event: rdma_cm_event_type,
+    pub(super) status: c_int,
+    /// The ID of a new connection.
+    pub(super) request: Option<Id>,
+    /// The parameters of the peer. The pointer in them is invalid.
+    pub(super) parameters: rdma_conn_param,
+    pub(super) private_data: Vec<u8>,
+}
+
+/// The offer of an end in a REQ or REP.
+#[derive(Clone, Copy)]
+pub(super) struct Offer {
+    pub(super) qpn: u32,
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+}
+
+impl Channel {
+    pub(super) fn open() -> Result<Self, Error> {
+        let library = cm::librdmacm()?;
+        // SAFETY: the call needs nothing (SAFETY.md F2).
+        let raw = Errno::check_null(unsafe { (library.create_event_channel)() })
+            .map_err(|errno| Error::NoKernel { source: system_error(errno) })?;
+        let channel = Self { library, raw, process: Process::current() };
+        let file = channel.as_fd();
+        fcntl_getfl(file)
+            .and_then(|flags| fcntl_setfl(file, flags | OFlags::NONBLOCK))
+            .map_err(Error::system("open an event channel"))?;
+        Ok(channel)
+    }
+
+    /// Returns the next event that has arrived. `name` returns a token for a new connection.
+    pub(super) fn next(&self, name: impl FnOnce() -> Token) -> Option<Received> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the channel is live, and the pointer is writable (SAFETY.md F1, F2).
+        let returned = unsafe { (self.library.get_cm_event)(self.raw.as_ptr(), &raw mut raw) };
+        Errno::check(returned).ok()?;
+        let event = NonNull::new(raw)?;
+        let received = self.read(event, name);
+        // SAFETY: the event is acknowledged once, and not used again (SAFETY.md F1, F2).
+        unsafe { (self.library.ack_cm_event)(event.as_ptr()) };
+        received
+    }
+
+    fn read(
+        &self,
+        event: NonNull<rdma_cm_event>,
+        name: impl FnOnce() -> Token,
+    ) -> Option<Received> {
+        // SAFETY: the library returned the event, which is not acknowledged yet (SAFETY.md F32).
+        let event = unsafe { event.as_ref() };
+        let id = NonNull::new(event.id)?;
+        let is_request = event.event == rdma_cm_event_type::CONNECT_REQUEST;
+        let of = NonNull::new(event.listen_id).filter(|_| is_request).unwrap_or(id);
+        // SAFETY: SAFETY.md F32: the ID is live, because only this process's engine destroys it, while no event is read.
+        let context = unsafe { (*of.as_ptr()).context };
+        // SAFETY: SAFETY.md F4, F32: all bytes of the union are initialised, and IDs of this port space have this member.
+        let parameters = unsafe { event.param.conn };
+        let (data, length) = (parameters.private_data.cast::<u8>(), parameters.private_data_len);
+        let private_data = match NonNull::new(data.cast_mut()) {
+            // SAFETY: SAFETY.md F32: the data has this length, and is live until the event is acknowledged.
+            Some(data) => unsafe { slice::from_raw_parts(data.as_ptr(), length.into()) }.to_vec(),
+            None => Vec::new(),
+        };
+        let (status, event) = (event.status, event.event);
+        let token = context.addr() as Token;
+        let request = is_request.then(|| Id::new(self, id, name()));
+        Some(Received { token, event, status, request, parameters, private_data })
+    }
+
+    /// Creates an ID for the TCP port space.
+    pub(super) fn create_id(&self, token: Token) -> Result<Id, Errno> {
+        let mut raw = ptr::null_mut();
+        let (create, channel) = (self.library.create_id, self.raw.as_ptr());
+        // SAFETY: the channel is live, and the pointer is writable (SAFETY.md F1, F2).
+        checked(unsafe { create(channel, &raw mut raw, ptr::null_mut(), rdma_port_space::TCP) })?;
+        let raw = Errno::check_null(raw)?;
+        Ok(Id::new(self, raw, token))
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the library returned the channel, which is live (SAFETY.md F1).
+        let file = unsafe { self.raw.as_ref() }.fd;
+        // SAFETY: the channel owns the file until it is destroyed, after this borrow (SAFETY.md F32).
+        unsafe { BorrowedFd::borrow_raw(file) }
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // The channel of a forked child is the parent's.
+        if self.process.is_current() {
+            // SAFETY: the channel is live, its IDs were destroyed, and nothing uses it again (SAFETY.md F1, F2, F32).
+            unsafe { (self.library.destroy_event_channel)(self.raw.as_ptr()) };
+        }
+    }
+}
+
+/// An ID, which is destroyed when this is dropped. It has no queue pair.
+pub(super) struct Id {
+    library: &'static Librdmacm,
+    raw: NonNull<rdma_cm_id>,
+    token: Token,
+    process: Process,
+}
+
+// SAFETY: SAFETY.md F32: the functions of librdmacm may be called by any thread, and one thread at a time has the ID.
+unsafe impl Send for Id {}
+
+/// Defines methods that call a function of the library, with arguments that are numbers.
+macro_rules! calls {
+    ($($(#[$doc:meta])* $method:ident: $field:ident($($argument:expr),*);)+) => {
+        $(
+            $(#[$doc])*
+            pub(super) fn $method(&self) -> Result<(), Errno> {
+                // SAFETY: the ID is live (SAFETY.md F1, F2).
+                checked(unsafe { (self.library.$field)(self.raw.as_ptr() $(, $argument)*) })
+            }
+        )+
+    };
+}
+
+/// The time limit for resolving an address or a route, like that of `rdma_create_ep`.
+pub(super) const RESOLVE_MS: c_int = 2000;
+/// The number of requests that wait until the engine receives them.
+const BACKLOG: c_int = 128;
+
+impl Id {
+    calls! {
+        resolve_route: resolve_route(RESOLVE_MS);
+        listen: listen(BACKLOG);
+        establish: establish();
+        disconnect: disconnect();
+    }
+
+    /// Takes an ID that the library has created.
+    fn new(channel: &Channel, raw: NonNull<rdma_cm_id>, token: Token) -> Self {
+        let Channel { library, process, .. } = *channel;
+        #[allow(clippy::cast_possible_truncation)] // the crate needs pointers of 64 bits
+        let context = ptr::without_provenance_mut(token as usize);
+        // SAFETY: SAFETY.md F32: the ID is live, and this field belongs to the program.
+        unsafe { (*raw.as_ptr()).context = context };
+        Self { library, raw, token, process }
+    }
+
+    pub(super) const fn token(&self) -> Token {
+        self.token
+    }
+
+    pub(super) fn bind(&self, address: SocketAddr) -> Result<(), Errno> {
+        let mut address = storage(address);
+        let address = (&raw mut address).cast();
+        // SAFETY: the ID is live, and the address has the length of its family (SAFETY.md F1, F2).
+        checked(unsafe { (self.library.bind_addr)(self.raw.as_ptr(), address) })
+    }
+
+    pub(super) fn resolve_address(
+        &self,
+        source: Option<IpAddr>,
+        to: SocketAddr,
+    ) -> Result<(), Errno> {
+        let mut source = source.map(|ip| storage(SocketAddr::new(ip, 0)));
+        let source = source.as_mut().map_or(ptr::null_mut(), ptr::from_mut).cast();
+        let mut to = storage(to);
+        let (id, to) = (self.raw.as_ptr(), (&raw mut to).cast());
+        // SAFETY: the ID is live, and the addresses have the lengths of their families; one may be NULL (SAFETY.md F1, F2).
+        checked(unsafe { (self.library.resolve_addr)(id, source, to, RESOLVE_MS) })
+    }
+
+    /// Sends a REQ, with the maximum retries.
+    pub(super) fn connect(&self, offer: Offer, private_data: &[u8]) -> Result<(), Errno> {
+        let mut parameters = parameters(offer, private_data);
+        // SAFETY: the ID is live, and the parameters and their data are valid (SAFETY.md F1, F2).
+        checked(unsafe { (self.library.connect)(self.raw.as_ptr(), &raw mut parameters) })
+    }
+
+    /// Sends a REP.
+    pub(super) fn accept(&self, offer: Offer, private_data: &[u8]) -> Result<(), Errno> {
+        let mut parameters = parameters(offer, private_data);
+        // SAFETY: the ID is live, and the parameters and their data are valid (SAFETY.md F1, F2).
+        checked(unsafe { (self.library.accept)(self.raw.as_ptr(), &raw mut parameters) })
+    }
+
+    pub(super) fn reject(&self, private_data: &[u8]) -> Result<(), Errno> {
+        let (id, data) = (self.raw.as_ptr(), private_data.as_ptr().cast());
+        // SAFETY: the ID is live, and the data has this length (SAFETY.md F1, F2).
+        checked(unsafe { (self.library.reject)(id, data, length_of(private_data)) })
+    }
+
+    /// Sets an option whose value is a byte.
+    pub(super) fn set_byte(&self, option: (c_int, c_int), mut value: u8) -> Result<(), Errno> {
+        // SAFETY: the value is a byte.
+        unsafe { self.set(option, (&raw mut value).cast(), size_of::<u8>()) }
+    }
+
+    /// Sets an option that is off by default.
+    pub(super) fn turn_on(&self, option: (c_int, c_int)) -> Result<(), Errno> {
+        let mut value: c_int = 1;
+        // SAFETY: the value is an integer.
+        unsafe { self.set(option, (&raw mut value).cast(), size_of::<c_int>()) }
+    }
+
+    /// # Safety
+    /// The value has this length.
+    unsafe fn set(
+        &self,
+        (level, name): (c_int, c_int),
+        value: *mut c_void,
+        length: usize,
+    ) -> Result<(), Errno> {
+        let set = self.library.set_option;
+        // SAFETY: the ID is live, and the value has its length by this function's contract (SAFETY.md F1, F2).
+        checked(unsafe { set(self.raw.as_ptr(), level, name, value, length) })
+    }
+
+    /// Returns the attributes with which a queue pair moves to INIT, RTR and RTS.
+    pub(super) fn attributes(&self) -> Result<[ibv_qp_attr; 3], Errno> {
+        let states =
+            [ibv_qp_state::IBV_QPS_INIT, ibv_qp_state::IBV_QPS_RTR, ibv_qp_state::IBV_QPS_RTS];
+        let mut all = states.map(|qp_state| ibv_qp_attr { qp_state, ..ibv_qp_attr::default() });
+        for attributes in &mut all {
+            let (init, id, mut mask) = (self.library.init_qp_attr, self.raw.as_ptr(), 0);
+            // SAFETY: the ID is live, and the attributes and the mask are writable (SAFETY.md F1, F2).
+            checked(unsafe { init(id, attributes, &raw mut mask) })?;
+        }
+        Ok(all)
+    }
+
+    fn route(&self) -> rdma_route {
+        // SAFETY: SAFETY.md F32: the ID is live, and the library does not change it while no function is called with it.
+        unsafe { (*self.raw.as_ptr()).route }
+    }
+
+    /// Returns the addresses of this end and of the peer, if they are known.
+    pub(super) fn addresses(&self) -> [Option<SocketAddr>; 2] {
+        let route = self.route();
+        [route.src, route.dst].map(|storage| {
+            // SAFETY: the storage has room for every address, and its family is 0 if it has none (SAFETY.md F1).
+            unsafe { read_address((&raw const storage).cast()) }
+        })
+    }
+
+    /// Returns the GIDs of this end and of the peer.
+    pub(super) fn gids(&self) -> [[u8; 16]; 2] {
+        let route = self.route();
+        [route.ib.sgid, route.ib.dgid]
+    }
+
+    /// Returns the name and the GUID of the device that the ID was bound to, if it was. `context` is that of a device of
+    /// the same libibverbs.
+    fn device(&self, context: &Context) -> Option<(String, Guid)> {
+        // SAFETY: SAFETY.md F32: the ID is live.
+        let verbs = NonNull::new(unsafe { (*self.raw.as_ptr()).verbs })?;
+        // SAFETY: SAFETY.md F32: contexts of librdmacm stay open.
+        let device = NonNull::new(unsafe { (*verbs.as_ptr()).device })?;
+        // SAFETY: the device is listed by the libibverbs of this table (SAFETY.md F2, F32).
+        let name = unsafe { (context.verbs().get_device_name)(device.as_ptr()) };
+        // SAFETY: as above.
+        let guid = Guid::from_be(unsafe { (context.verbs().get_device_guid)(device.as_ptr()) });
+        // SAFETY: the name ends with a zero byte, and is as old as the device (SAFETY.md F2).
+        let name = unsafe { CStr::from_ptr(name) };
+        Some((name.to_string_lossy().into_owned(), guid))
+    }
+
+    /// Checks that the ID is bound to the device of a context, or to no device.
+    ///
+    /// # Errors
+    /// Returns the name of the other device.
+    pub(super) fn check_device(&self, context: &Context) -> Result<(), String> {
+        let wanted = context.device();
+        match self.device(context) {
+            Some((name, guid)) if name != wanted.name() || guid != wanted.guid() => Err(name),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sets the options of a port before it is bound.
+    pub(super) fn set_port_options(
+        &self,
+        is_shared: bool,
+        is_one_ip_version: bool,
+    ) -> Result<(), Errno> {
+        for (option, is_set) in
+            [(option::REUSEADDR, is_shared), (option::AFONLY, is_one_ip_version)]
+        {
+            if is_set {
+                self.turn_on(option)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        // The ID of a forked child is the parent's.
+        if self.process.is_current() {
+            // SAFETY: the ID is live, its events were acknowledged, and nothing uses it again (SAFETY.md F1, F2, F32).
+            unsafe { (self.library.destroy_id)(self.raw.as_ptr()) };
+        }
+    }
+}
+
+fn length_of(private_data: &[u8]) -> u8 {
+    u8::try_from(private_data.len()).unwrap_or(u8::MAX)
+}
+
+/// Returns parameters that point to the private data.
+fn parameters(offer: Offer, private_data: &[u8]) -> rdma_conn_param {
+    rdma_conn_param {
+        private_data: private_data.as_ptr().cast(),
+        private_data_len: length_of(private_data),
+        responder_resources: offer.responder_resources,
+        initiator_depth: offer.initiator_depth,
+        flow_control: 1,
+        retry_count: 7,
+        rnr_retry_count: 7,
+        srq: 0,
+        qp_num: offer.qpn,
+    }
+}
+
+/// Returns the error of a function that returns 0 if it succeeds, and otherwise sets `errno`.
+fn checked(returned: c_int) -> Result<(), Errno> {
+    match returned {
+        0 => Ok(()),
+        -1 => Err(Errno::last()),
+        _ => Err(Errno::from_raw(returned.abs())),
+    }
+}
+
+pub(super) fn system_error(errno: Errno) -> std::io::Error {
+    std::io::Error::from_raw_os_error(errno.raw())
+}

@@ -1,0 +1,62 @@
+//! The contents of events.
+
+use std::net::IpAddr;
+
+use rdma_qp::QueuePairEndpoint;
+
+use crate::error::End;
+use crate::parameters::{Answered, Parameters, Route};
+
+/// The contents of an event.
+pub(crate) enum Happening {
+    Requested(Box<Requested>),
+    Replied(Box<Replying>),
+    Established { private_data: Vec<u8> },
+    Queried(Box<Queried>),
+    Answered(Box<Answered>),
+    Ended(End),
+}
+
+impl Happening {
+    /// Returns the new connection of a request, or the new query.
+    pub(crate) fn requester(&self) -> Option<u64> {
+        match self {
+            Self::Requested(requested) => Some(requested.peer),
+            Self::Queried(queried) => Some(queried.peer),
+            _ => None,
+        }
+    }
+
+    /// Returns true for the request of this connection.
+    pub(crate) fn is_request_of(&self, peer: u64) -> bool {
+        self.requester() == Some(peer)
+    }
+}
+
+/// A REQ that a listener received.
+#[derive(Debug)]
+pub(crate) struct Requested {
+    /// The new connection.
+    pub(crate) peer: u64,
+    pub(crate) endpoint: QueuePairEndpoint,
+    /// The local and the remote address, if the peer is on another host.
+    pub(crate) ends: Option<(IpAddr, IpAddr)>,
+    pub(crate) parameters: Parameters,
+    pub(crate) route: Route,
+    pub(crate) private_data: Vec<u8>,
+}
+
+/// A SIDR_REQ that a listener received.
+pub(crate) struct Queried {
+    /// The new query.
+    pub(crate) peer: u64,
+    pub(crate) route: Route,
+    pub(crate) private_data: Vec<u8>,
+}
+
+/// A REP.
+pub(crate) struct Replying {
+    pub(crate) endpoint: QueuePairEndpoint,
+    pub(crate) parameters: Parameters,
+    pub(crate) private_data: Vec<u8>,
+}

@@ -1,0 +1,273 @@
+//! The same tests over librdmacm: that of `cargo xtask dropin`, which stands for the machine's. They run in children whose
+//! libibverbs and librdmacm are those files.
+
+use std::env;
+use std::process::Command;
+use std::time::Duration;
+
+use rdma_cm::unmanaged::{self, PortSpace};
+use rdma_cm::{BindOptions, End, Error, EventChannel, Listener, Reason};
+use rdma_qp::{QueuePairType, prelude::*};
+use test_support::program::{dropin, in_own_process_with, is_emulated, this_program};
+
+use crate::common::{LIMIT, Node, SYSTEM, open};
+use crate::options::path_of;
+
+/// Makes a child use the drop-in libraries as the system's.
+fn over_library(program: &mut Command) {
+    let folder = dropin();
+    program.env("RDMA_LIBIBVERBS", folder.join("libibverbs.so.1"));
+    program.env("RDMA_LIBRDMACM", folder.join("librdmacm.so.1"));
+    program.env_remove("RDMA_PROVIDERS").env(SYSTEM, "soft0");
+}
+
+/// Runs the tests of a module, except some, and checks how many pass.
+fn pass(module: &str, except: &[&str], expected: usize) {
+    if is_emulated() {
+        return println!("SKIP: the libraries are not for the emulated machine");
+    }
+    let mut program = this_program();
+    over_library(&mut program);
+    program.arg(format!("{module}::"));
+    for name in except {
+        program.args(["--skip", name]);
+    }
+    let output = program.output().unwrap();
+    let [text, failure] =
+        [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success(), "{text}\n{failure}");
+    assert!(text.contains(&format!(" {expected} passed;")), "{text}");
+}
+
+/// Runs a test in a child.
+fn in_child(test: &str, work: impl FnOnce()) {
+    if is_emulated() {
+        return println!("SKIP: the libraries are not for the emulated machine");
+    }
+    in_own_process_with(&format!("library::{test}"), over_library, work);
+}
+
+#[test]
+fn connections_are_established_used_and_ended() {
+    // This librdmacm binds 127.0.0.1 to its first device.
+    pass("connecting", &["on_infiniband"], 9);
+}
+
+#[test]
+fn connections_are_refused() {
+    let except = [
+        "a_port_has_one_listener_per_device",
+        // The errors differ; see below.
+        "addresses_of_other_hosts",
+        "queue_pairs_that_do_not_fit",
+        "a_request_that_is_withdrawn",
+    ];
+    pass("refusals", &except, 9);
+}
+
+#[test]
+fn ports_have_options() {
+    pass("options", &["shared_port", "traffic_class"], 1);
+}
+
+#[test]
+fn everything_is_dropped_in_any_order() {
+    pass("orders", &["two_hosts"], 1);
+}
+
+#[test]
+fn connections_have_files_and_parts() {
+    // The rejection may arrive later.
+    pass("parts", &["a_request_without_a_listener"], 8);
+}
+
+#[test]
+fn processes_that_exit_end_their_connections() {
+    pass("processes", &[], 3);
+}
+
+fn ended<T: std::fmt::Debug>(result: Result<T, Error>) -> End {
+    match result {
+        Err(Error::Ended(end)) => end,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn queue_pairs_that_the_kernel_does_not_connect_are_refused() {
+    in_child("queue_pairs_that_the_kernel_does_not_connect_are_refused", || {
+        let node = Node::new(&open("soft0"));
+        let listener = node.listen();
+        let resolved = node.channel.resolve(listener.local_address()).unwrap();
+        let new = || node.pd.create_qp().send_cq(&node.cq).recv_cq(&node.cq);
+        let unreliable = || new().qp_type(QueuePairType::UC).build().unwrap();
+        let error = resolved.connect(unreliable(), b"").unwrap_err();
+        assert!(error.to_string().ends_with("does not connect queue pairs of type UC (unreliable connection): build one of type RC"), "{error}");
+
+        for wrong in [unreliable(), new().mtu(rdma_cm::Mtu::MTU256).build().unwrap()] {
+            let connecting = resolved.connect(node.queue_pair(), b"").unwrap();
+            let error = listener.incoming(LIMIT).unwrap().prepare(wrong).unwrap_err();
+            assert!(matches!(error, Error::NotReliable { .. } | Error::Mtu { .. }), "{error}");
+            // librdmacm has no other reason.
+            let End::Rejected { reason, .. } = ended(connecting.wait(LIMIT)) else { panic!() };
+            assert_eq!(reason, Reason::CONSUMER_DEFINED);
+        }
+    });
+}
+
+#[test]
+fn a_request_that_is_withdrawn_is_not_prepared() {
+    in_child("a_request_that_is_withdrawn_is_not_prepared", || {
+        let node = Node::new(&open("soft0"));
+        let server = Node::new(node.channel.context());
+        let listener = server.listen();
+        let resolved = node.channel.resolve(listener.local_address()).unwrap();
+        let connecting = resolved.connect(node.queue_pair(), b"").unwrap();
+        let request = listener.incoming(LIMIT).unwrap();
+        let id = request.id();
+        drop(connecting);
+        let event = server.channel.next(Some(LIMIT)).unwrap().unwrap();
+        assert_eq!((event.id(), event.end()), (id, Some(&End::PeerGone)));
+        assert_eq!(ended(request.prepare(server.queue_pair())), End::PeerGone);
+    });
+}
+
+#[test]
+fn errors_name_the_device_and_the_address() {
+    in_child("errors_name_the_device_and_the_address", || {
+        let node = Node::new(&open("soft0"));
+        let error = node.channel.resolve("192.0.2.1:7471").unwrap_err();
+        assert!(error.to_string().starts_with("`soft0` has no route to 192.0.2.1"), "{error}");
+        let error = Listener::bind(&node.channel, "192.0.2.1:0").unwrap_err();
+        assert!(matches!(error, Error::NotOwn { .. }), "{error}");
+
+        // This librdmacm binds 127.0.0.1 to its first device.
+        let other = EventChannel::open(&open("softib0")).unwrap();
+        let error = Listener::bind(&other, "127.0.0.1:0").unwrap_err();
+        assert!(
+            error.to_string().starts_with("127.0.0.1 leads through `soft0`, not through `softib0`"),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn a_listener_rejects_requests_for_another_device() {
+    in_child("a_listener_rejects_requests_for_another_device", || {
+        let node = Node::new(&open("soft0"));
+        let other = EventChannel::open(&open("softib0")).unwrap();
+        // It listens on all devices.
+        let listener = Listener::bind(&other, "0.0.0.0:0").unwrap();
+        let resolved =
+            node.channel.resolve(("127.0.0.1", listener.local_address().port())).unwrap();
+        let connecting = resolved.connect(node.queue_pair(), b"").unwrap();
+        assert!(matches!(listener.incoming(Duration::ZERO), Err(Error::TimedOut { .. })));
+        let mut limits = std::iter::repeat(Duration::from_millis(1));
+        let end = loop {
+            assert!(other.next(limits.next()).unwrap().is_none());
+            if let Some(event) = node.channel.next(Some(Duration::ZERO)).unwrap() {
+                assert_eq!(event.id(), connecting.id());
+                break event.end().unwrap().clone();
+            }
+        };
+        assert!(matches!(end, End::Rejected { .. } | End::PeerGone), "{end}");
+    });
+}
+
+#[test]
+fn both_ends_use_the_traffic_class_of_the_request() {
+    in_child("both_ends_use_the_traffic_class_of_the_request", || {
+        let node = Node::new(&open("soft0"));
+        let listener = node.listen();
+        let new = || node.pd.create_qp().send_cq(&node.cq).recv_cq(&node.cq);
+        let resolved = node.channel.resolve(listener.local_address()).unwrap();
+        for (passive, expected) in [(new(), 0x68), (new().traffic_class(0x20), 0x20)] {
+            let active = new().traffic_class(0x68).build().unwrap();
+            let connecting = resolved.connect(active, b"").unwrap();
+            let request = listener.incoming(LIMIT).unwrap();
+            let accepting = request.prepare(passive.build().unwrap()).unwrap();
+            assert_eq!(path_of(accepting.queue_pair()).0, expected);
+            let _accepted = accepting.accept(b"").unwrap();
+            let replied = connecting.wait(LIMIT).unwrap();
+            assert_eq!(path_of(replied.queue_pair()).0, 0x68);
+        }
+    });
+}
+
+#[test]
+fn the_reads_of_both_ends_are_negotiated() {
+    in_child("the_reads_of_both_ends_are_negotiated", || {
+        let node = Node::new(&open("soft0"));
+        let listener = node.listen();
+        let new = |starts, serves| {
+            let builder = node.pd.create_qp().send_cq(&node.cq).recv_cq(&node.cq);
+            builder.max_rd_atomic(starts).max_dest_rd_atomic(serves).build().unwrap()
+        };
+        let resolved = node.channel.resolve(listener.local_address()).unwrap();
+        let connecting = resolved.connect(new(5, 3), b"").unwrap();
+        let accepting = listener.incoming(LIMIT).unwrap().prepare(new(4, 2)).unwrap();
+        let peer = accepting.queue_pair().peer().unwrap();
+        // It starts at most what the other end serves, and serves at most what that starts.
+        assert_eq!((peer.max_rd_atomic, peer.max_dest_rd_atomic), (3, 2));
+        let _accepted = accepting.accept(b"").unwrap();
+        let replied = connecting.wait(LIMIT).unwrap();
+        let peer = replied.queue_pair().peer().unwrap();
+        assert_eq!((peer.max_rd_atomic, peer.max_dest_rd_atomic), (2, 3));
+    });
+}
+
+#[test]
+fn the_module_for_own_queue_pairs_refuses_the_device() {
+    in_child("the_module_for_own_queue_pairs_refuses_the_device", || {
+        let channel = EventChannel::open(&open("soft0")).unwrap();
+        let to = "127.0.0.1:9".parse().unwrap();
+        let bound = unmanaged::bind(&channel, PortSpace::Tcp, to, BindOptions::new());
+        let error = unmanaged::route(&channel, to).unwrap_err();
+        assert!(
+            error.to_string().starts_with("the module `unmanaged` does not work with `soft0`"),
+            "{error}"
+        );
+        assert!(matches!(bound, Err(Error::Managed { .. })));
+    });
+}
+
+#[test]
+fn a_shared_port_is_bound_twice_but_has_one_listener() {
+    in_child("a_shared_port_is_bound_twice_but_has_one_listener", || {
+        let node = Node::new(&open("soft0"));
+        let first = node.listen();
+        let error = Listener::bind(&node.channel, first.local_address()).unwrap_err();
+        let port = first.local_address().port();
+        assert_eq!(
+            error.to_string(),
+            format!("port {port} of `soft0` is in use: use another port, or 0 for any free one")
+        );
+        drop(first);
+        let shared = BindOptions::new().with_shared_port(true);
+        let _second = Listener::bind_with(&node.channel, ("127.0.0.1", port), shared).unwrap();
+        let again = Listener::bind_with(&node.channel, ("127.0.0.1", port), shared);
+        assert!(matches!(again, Err(Error::PortInUse { .. })), "{again:?}");
+    });
+}
+
+/// A child without librdmacm. The machine's libibverbs is still that of the drop-in.
+#[test]
+fn a_missing_librdmacm_is_named_with_its_package() {
+    if is_emulated() {
+        return println!("SKIP: the libraries are not for the emulated machine");
+    }
+    let missing = |program: &mut Command| {
+        over_library(program);
+        program.env("RDMA_LIBRDMACM", "/nonexistent/librdmacm.so.1");
+    };
+    let test = "library::a_missing_librdmacm_is_named_with_its_package";
+    in_own_process_with(test, missing, || {
+        let error = EventChannel::open(&open("soft0")).unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with("/nonexistent/librdmacm.so.1 cannot be used: "), "{text}");
+        for part in ["librdmacm1", "RDMA_LIBRDMACM", "over TCP"] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(env::var_os(SYSTEM).is_some());
+    });
+}
