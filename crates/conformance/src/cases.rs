@@ -17,6 +17,7 @@ const PARTS: &[&[Case]] = &[
     datagram::address_handles::CASES,
     connection::async_connections::CASES,
     connection::async_leases::CASES,
+    connection::by_address::CASES,
     device::async_events::CASES,
     request::atomics::CASES,
     queue_pair::attributes::CASES,

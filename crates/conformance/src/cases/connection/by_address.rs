@@ -1,0 +1,153 @@
+//! Cases for connections by address and port. On a device of the system's libibverbs, they pass through the kernel's rdma_cm.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::thread;
+use std::time::Duration;
+
+use rdma_channel::Channel;
+use rdma_channel::prelude::*;
+use rdma_cm::{Connection, End, Error, EventChannel, Listener, PreparedQueuePair, Reason};
+use rdma_mem::{Context, ProtectionDomain};
+use rdma_qp::{CompletionQueue, QpState, ReceiveWorkRequest, SendWorkRequest};
+
+use crate::case::cases;
+use crate::device::Device;
+
+cases![
+    an_address_and_a_port_connect_two_queue_pairs,
+    channels_exchange_messages,
+    a_port_without_a_listener_rejects,
+    a_rejection_has_its_private_data,
+    an_end_that_is_dropped_disconnects_its_peer,
+    a_closed_channel_wakes_its_waiters,
+];
+
+/// The limit for all waits; only a hanging case reaches it.
+const BOUND: Duration = Duration::from_secs(60);
+
+struct Node {
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+    channel: EventChannel,
+    ip: IpAddr,
+}
+
+/// Opens the device, or skips the case if its connections need something that is missing.
+fn open(device: &Device) -> (Context, EventChannel) {
+    let context = rdma_mem::open_device(&**device).unwrap();
+    match EventChannel::open(&context) {
+        Ok(channel) => (context, channel),
+        Err(Error::Library(_)) => device.skip("librdmacm is not installed"),
+        Err(Error::NoKernel { .. }) => device.skip("the kernel's rdma_cm is not loaded"),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Returns an address of the device, or localhost if its port has no IPv4 address.
+fn address_of(context: &Context) -> IpAddr {
+    let table = context.gid_table().unwrap();
+    let own = table.iter().find_map(|entry| entry.gid.to_ipv4());
+    own.unwrap_or(Ipv4Addr::LOCALHOST).into()
+}
+
+impl Node {
+    fn new(device: &Device) -> Self {
+        let (context, channel) = open(device);
+        let pd = context.allocate_pd().unwrap();
+        let cq = CompletionQueue::create(&context, 16).unwrap();
+        Self { pd, cq, channel, ip: address_of(&context) }
+    }
+
+    fn queue_pair(&self) -> PreparedQueuePair {
+        self.pd.create_qp().send_cq(&self.cq).recv_cq(&self.cq).build().unwrap()
+    }
+
+    fn listen(&self) -> Listener {
+        Listener::bind(&self.channel, (self.ip, 0)).unwrap()
+    }
+
+    /// Connects two queue pairs of the device.
+    fn connect(&self, listener: &Listener) -> (Connection, Connection) {
+        let resolved = self.channel.resolve(listener.local_address()).unwrap();
+        let connecting = resolved.connect(self.queue_pair(), b"hello").unwrap();
+        let request = listener.incoming(BOUND).unwrap();
+        assert_eq!(request.private_data()[..6], *b"hello\0");
+        let accepted = request.prepare(self.queue_pair()).unwrap().accept(b"welcome").unwrap();
+        let replied = connecting.wait(BOUND).unwrap();
+        assert_eq!(replied.private_data()[..8], *b"welcome\0");
+        let active = replied.establish().unwrap();
+        (active, accepted.wait(BOUND).unwrap())
+    }
+}
+
+fn an_address_and_a_port_connect_two_queue_pairs(device: &Device) {
+    let node = Node::new(device);
+    let listener = node.listen();
+    let (active, passive) = node.connect(&listener);
+    let [one, other] = [&active, &passive].map(Connection::queue_pair);
+    assert_eq!(one.peer().unwrap().peer_qpn, other.qpn());
+    assert_eq!(other.peer().unwrap().peer_qpn, one.qpn());
+    assert_eq!(one.peer().unwrap().send_psn, other.peer().unwrap().recv_psn);
+    assert_eq!(other.peer().unwrap().send_psn, one.peer().unwrap().recv_psn);
+    let ended = active.disconnect(b"").unwrap();
+    assert!(matches!(passive.wait(BOUND).unwrap(), End::Disconnected { .. }));
+    assert!(matches!(ended.wait(BOUND).unwrap().end(), End::Disconnected { .. }));
+    assert_eq!(passive.queue_pair().state().unwrap(), QpState::ERR);
+}
+
+fn channels_exchange_messages(device: &Device) {
+    let (context, _) = open(device);
+    let (pd, ip) = (context.allocate_pd().unwrap(), address_of(&context));
+    let mut listener = pd.create_channel().listen_cm((ip, 0)).unwrap();
+    let address = listener.local_addr();
+    let client = pd.clone();
+    let client = thread::spawn(move || {
+        let mut channel = Channel::connect_cm(address, &client).unwrap();
+        channel.send(SendWorkRequest::only_immediate(1)).unwrap();
+        let received = channel.receive(ReceiveWorkRequest::only_immediate()).unwrap();
+        assert_eq!(received.immediate_data(), Some(2));
+    });
+    let mut channel = listener.accept().unwrap();
+    let received = channel.receive(ReceiveWorkRequest::only_immediate()).unwrap();
+    assert_eq!(received.immediate_data(), Some(1));
+    channel.send(SendWorkRequest::only_immediate(2)).unwrap();
+    client.join().unwrap();
+}
+
+fn a_port_without_a_listener_rejects(device: &Device) {
+    let node = Node::new(device);
+    let address = node.listen().local_address();
+    let connecting =
+        node.channel.resolve(address).unwrap().connect(node.queue_pair(), b"").unwrap();
+    let Err(Error::Ended(End::Rejected { reason, .. })) = connecting.wait(BOUND) else { panic!() };
+    assert_eq!(reason, Reason::INVALID_SERVICE_ID);
+}
+
+fn a_rejection_has_its_private_data(device: &Device) {
+    let node = Node::new(device);
+    let listener = node.listen();
+    let resolved = node.channel.resolve(listener.local_address()).unwrap();
+    let connecting = resolved.connect(node.queue_pair(), b"").unwrap();
+    listener.incoming(BOUND).unwrap().reject(b"full").unwrap();
+    let Err(Error::Ended(End::Rejected { reason, private_data })) = connecting.wait(BOUND) else {
+        panic!()
+    };
+    assert_eq!(reason, Reason::CONSUMER_DEFINED);
+    assert_eq!((private_data.len(), &private_data[..5]), (148, &b"full\0"[..]));
+}
+
+fn an_end_that_is_dropped_disconnects_its_peer(device: &Device) {
+    let node = Node::new(device);
+    let listener = node.listen();
+    let (active, passive) = node.connect(&listener);
+    drop(active);
+    assert!(matches!(passive.wait(BOUND).unwrap(), End::Disconnected { .. }));
+}
+
+fn a_closed_channel_wakes_its_waiters(device: &Device) {
+    let node = Node::new(device);
+    let waits = node.channel.clone();
+    let waits = thread::spawn(move || waits.next(None).map(drop));
+    node.channel.close();
+    assert!(matches!(waits.join().unwrap(), Err(Error::Closed)));
+}
