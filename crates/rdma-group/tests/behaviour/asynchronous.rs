@@ -105,17 +105,20 @@ fn begin(future: impl Future) {
 #[test]
 fn a_dropped_call_is_named_on_all_others() {
     for dropped in [0, 2] {
-        let entered = Barrier::new(3);
+        // Before the call is dropped, all ranks have completed the barrier. Afterwards, they enter the next one.
+        let [completed, entered] = [(); 2].map(|()| Barrier::new(3));
         let results = mixed(
             3,
             |rank| rank == dropped,
             |group| {
                 group.barrier().unwrap();
+                completed.wait();
                 entered.wait();
                 text(group.barrier())
             },
             |group| {
                 wait(group.barrier()).unwrap();
+                completed.wait();
                 begin(group.broadcast((dropped + 1) % 3, &mut [0_u8; 100_000]));
                 entered.wait();
                 text(wait(group.barrier()))
