@@ -37,12 +37,12 @@ while [ "$turn" -lt "$turns" ]; do
     turn=$((turn + 1))
 done
 
-printf '%-22s%12s%12s%8s%16s%8s\n' 'us per call, medians' rdma-group 'over soft0' ratio 'shared memory' ratio
-for call in barrier 'all_reduce of 8 B' 'all_reduce of 1 MiB'; do
+printf '%-33s%12s%12s%8s%16s%8s\n' 'us per call, medians' rdma-group 'over soft0' ratio 'shared memory' ratio
+for call in barrier 'all_reduce of 8 B' 'all_reduce of 1 MiB' 'all_reduce of 1 MiB, registered'; do
     for way in ours over_soft0 shared_memory; do
         sed -n "s/^$way: $call: //p" "$folder/times" | sort -n | sed -n "$(((turns + 1) / 2))p"
     done | paste -s -d ' ' | while read -r own soft0 memory; do
         awk -v call="$call" -v own="$own" -v soft0="$soft0" -v memory="$memory" 'BEGIN {
-            printf "%-22s%12.2f%12.2f%8.2f%16.2f%8.2f\n", call, own, soft0, own / soft0, memory, own / memory }'
+            printf "%-33s%12.2f%12.2f%8.2f%16.2f%8.2f\n", call, own, soft0, own / soft0, memory, own / memory }'
     done
 done

@@ -50,6 +50,10 @@ fn rank() -> Outcome<()> {
     let mut numbers = vec![1_f32; 1 << 18];
     time(&mut group, "all_reduce of 1 MiB", 40, |group| {
         group.all_reduce(black_box(&mut numbers), Reduction::Sum)
+    })?;
+    let mut registered = group.buffer::<f32>(1 << 18)?;
+    time(&mut group, "all_reduce of 1 MiB, registered", 40, |group| {
+        group.all_reduce(black_box(&mut registered), Reduction::Sum)
     })
 }
 

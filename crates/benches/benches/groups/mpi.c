@@ -3,6 +3,7 @@
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { BATCHES = 15, LONG = 1 << 18 };
 
@@ -57,6 +58,10 @@ int main(int argc, char **argv)
     measure("all_reduce of 8 B", 2000, short_sum);
     measure("all_reduce of 1 MiB", 40, long_sum);
     free(numbers);
+    MPI_Alloc_mem(LONG * sizeof *numbers, MPI_INFO_NULL, &numbers);
+    memset(numbers, 0, LONG * sizeof *numbers);
+    measure("all_reduce of 1 MiB, registered", 40, long_sum);
+    MPI_Free_mem(numbers);
     MPI_Finalize();
     return 0;
 }
