@@ -154,6 +154,7 @@ pub use rdma_mem::{Context, Error as MemoryError, Mtu};
 pub use rdma_proto::cm::Counters;
 pub use rdma_proto::cm::wire::Reason;
 pub use rdma_qp::{Error as QueuePairError, PreparedQueuePair, QueuePair};
+pub use rdma_sys::cm::LibrdmacmError;
 
 /// Runs the example in the README.
 #[cfg(doctest)]

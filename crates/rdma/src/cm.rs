@@ -1,5 +1,4 @@
-//! Connections by address and port, as with rdma_cm: between the processes of a host, and from software devices to other
-//! hosts.
+//! Connections by address and port: of NICs through the kernel's rdma_cm, and of software devices without it.
 //!
 //! The passive end begins with [`Listener::bind`], the active end with [`EventChannel::resolve`].
 //! ```
@@ -27,6 +26,6 @@
 
 pub use rdma_cm::{
     Accepted, Accepting, BindOptions, Connecting, Connection, ConnectionId, ConnectionRequest,
-    Counters, Disconnecting, End, Ended, Error, Event, EventChannel, EventKind, IdToken, Listener,
-    QueuePairError, Reason, Replied, Resolved, Step, unmanaged,
+    Counters, Disconnecting, End, Ended, Error, Event, EventChannel, EventKind, IdToken,
+    LibrdmacmError, Listener, QueuePairError, Reason, Replied, Resolved, Step, unmanaged,
 };
