@@ -153,7 +153,9 @@ impl<W: Window> Requester<W> {
     }
 
     /// Sends all unacknowledged packets again, because the path to the peer has changed and answers
-    /// to the former path may not count. This is not a retry, and restarts the transport timer.
+    /// to the former path may not count. This is not a retry, and restarts the transport timer. A
+    /// peer that still expects the former path drops the packets. Without a timeout, nothing sends
+    /// them again then.
     pub fn path_has_changed(&mut self) {
         self.retry.again();
         self.rewind();
@@ -247,8 +249,8 @@ impl<W: Window> Requester<W> {
     }
 
     /// Holds the expired transport timer, because the peer may not have had time to answer. The
-    /// timer stays held until an answer restarts or stops it, until its timeout changes, or until
-    /// [`count_held`](Self::count_held).
+    /// timer stays held until an answer restarts or stops it, until its timeout or the path changes,
+    /// or until [`count_held`](Self::count_held).
     pub const fn hold(&mut self) {
         self.retry.hold();
     }

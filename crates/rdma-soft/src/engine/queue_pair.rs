@@ -481,7 +481,7 @@ impl QueuePair {
             if to == QpState::RTS || to == QpState::SQD {
                 wire.set(self, &send.requester);
             }
-            if moved || to == QpState::SQD {
+            if to == QpState::SQD {
                 // A turn sends packets by the new route, and records that the drain waits for the peer.
                 self.entry.queue();
             }

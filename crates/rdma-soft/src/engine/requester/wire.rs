@@ -4,9 +4,9 @@ mod execute;
 mod mapped;
 mod work;
 
-use std::ptr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use std::{mem, ptr};
 
 use rdma_proto::requester::{Requester as Reliable, Settings};
 use rdma_proto::{Connection, UnreliableRequester};
@@ -95,10 +95,11 @@ impl Wire {
     /// the unacknowledged packets again: answers by the former path are dropped.
     pub(crate) fn go(&mut self, route: Route) {
         let carrier = |route: &Route| route.outlet.carrier().map(Arc::as_ptr);
-        let is_same = match (carrier(&self.route), carrier(&route)) {
-            (Some(before), Some(now)) => ptr::addr_eq(before, now),
-            _ => false,
-        };
+        let (before, now) = (carrier(&self.route), carrier(&route));
+        let is_same = before.zip(now).is_some_and(|(before, now)| ptr::addr_eq(before, now));
+        let is_same_kind =
+            mem::discriminant(&self.route.outlet) == mem::discriminant(&route.outlet);
+        let stays = route.path == self.route.path && is_same_kind && (is_same || now.is_none());
         if !is_same {
             self.word = None;
             let placed =
@@ -107,7 +108,7 @@ impl Wire {
             self.mapped.placed = placed.map(|placed| Placed { is_stranded: true, ..placed });
         }
         if let Protocol::Reliable(protocol) = &mut self.protocol
-            && (!is_same || route.path != self.route.path)
+            && !stays
         {
             protocol.path_has_changed();
         }
