@@ -28,6 +28,8 @@ const HALF_OPEN: Duration = Duration::from_secs(10);
 
 /// The maximum number of half-open connections, in addition to one for each rank. A further one replaces another.
 const STRANGERS: usize = 64;
+/// The connections that wait to be accepted, if the group is not larger.
+const BACKLOG: usize = 1024;
 
 /// The time that rank 0 has to send its decision after its own limit.
 pub(crate) const GRACE: Duration = Duration::from_secs(5);
@@ -76,8 +78,9 @@ pub(crate) fn join(
 /// (`net.core.somaxconn`).
 fn listen(addresses: &[SocketAddr], world_size: usize) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(addresses)?;
-    let waiting = i32::try_from(most_half_open(world_size)).unwrap_or(i32::MAX);
-    // The standard library requests a short backlog. This call enlarges it.
+    let waiting = most_half_open(world_size).max(BACKLOG);
+    let waiting = i32::try_from(waiting).unwrap_or(i32::MAX);
+    // The standard library requests a shorter backlog. This call enlarges it.
     rustix::net::listen(&listener, waiting)?;
     Ok(listener)
 }
