@@ -49,7 +49,8 @@ impl Drop for Running {
     fn drop(&mut self) {
         while let Some(due) = next() {
             match due {
-                Due::Turn(turn) => turn.run(),
+                // A subscriber of the program may panic. The turns after this one must still take place.
+                Due::Turn(turn) => contain_panic(|| turn.run()),
                 Due::Free(memory) => contain_panic(|| drop(memory)),
             }
         }
@@ -91,4 +92,34 @@ fn defer(due: Due) -> Option<Due> {
         }
     });
     due
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Counts its turns, and then panics like a subscriber of the program.
+    struct Panics(AtomicUsize);
+
+    impl Turn for Panics {
+        #[allow(clippy::panic)] // as the subscriber does
+        fn run(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            panic!("a subscriber of the program");
+        }
+    }
+
+    #[test]
+    fn a_turn_that_panics_does_not_prevent_later_turns() {
+        let turn = Arc::new(Panics(AtomicUsize::new(0)));
+        for _ in 0..2 {
+            let running = begin();
+            wake(Arc::<Panics>::clone(&turn));
+            wake(Arc::<Panics>::clone(&turn));
+            drop(running);
+        }
+        assert_eq!(turn.0.load(Ordering::Relaxed), 4);
+    }
 }
