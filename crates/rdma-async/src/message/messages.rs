@@ -154,7 +154,7 @@ impl Messages {
         run::post(&self.session, message).await
     }
 
-    /// Waits until the peer's device has received all messages that were begun.
+    /// Waits until the peer's device has received all messages that were begun. They continue if the future is dropped.
     ///
     /// # Errors
     /// [`MessageError::Ended`] if the connection has ended before.

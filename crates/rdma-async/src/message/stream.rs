@@ -138,8 +138,8 @@ impl Stream {
         self.writer.session().with(|_| ());
     }
 
-    /// Splits the stream into halves, which two tasks can own. Both share a lock that is held only while a frame is
-    /// posted or processed; bytes are read without it.
+    /// Splits the stream into halves, which two tasks can own. Both share a lock. It is held while the bytes of a write
+    /// are copied and posted, and while frames are processed. Bytes are read without it.
     #[must_use]
     pub fn into_split(self) -> (ReadHalf, WriteHalf) {
         (self.reader, self.writer)

@@ -110,6 +110,7 @@ impl Options {
     }
 
     /// Returns the registered memory of an idle connection in bytes.
+    #[doc(alias = "idle_memory")]
     #[must_use]
     pub const fn registered_bytes(&self) -> usize {
         let limits = &self.limits;

@@ -65,7 +65,7 @@ impl Message {
     /// Returns the memory of the message. A long message that was lent lies in its own buffer, so nothing is copied. A
     /// message that has arrived in frames may be copied to a buffer of the connection's pool.
     ///
-    /// If the message is a request that was not answered, it is refused.
+    /// If the message is a request that was not answered, it is refused. If the future is dropped, the message is lost.
     ///
     /// # Errors
     /// Same errors as [`Pool::allocate`](crate::Pool::allocate), if the message has to be copied.
