@@ -119,6 +119,39 @@ fn many_writes_leave_room_for_messages() {
 }
 
 #[test]
+fn a_message_after_a_write_arrives_after_its_bytes() {
+    for device in DEVICES {
+        run(move || async move {
+            let endpoint = endpoint(device);
+            let (client, server) = messages(&endpoint, Options::new()).await;
+            let access = AccessFlags::new().with_local_write().with_remote_write();
+            let landing = endpoint.pd().allocate_shared_region(100_000, access).unwrap();
+            let target = landing.remote().slice(0..99_000).unwrap();
+            let of = |round: u8| message(100_000).into_iter().map(move |byte| byte ^ round);
+            let writes = async {
+                let mut buffer = endpoint.allocate(100_000).await.unwrap();
+                for round in 1..=20_u8 {
+                    buffer.iter_mut().zip(of(round)).for_each(|(byte, new)| *byte = new);
+                    buffer = client.write(buffer, 1000..100_000, target).await.unwrap();
+                    client.send(&[round]).await.unwrap();
+                    assert!(client.receive().await.unwrap().unwrap().is_empty());
+                }
+            };
+            let receives = async {
+                for round in 1..=20_u8 {
+                    assert_eq!(*server.receive().await.unwrap().unwrap(), [round]);
+                    let mut found = vec![0; 100_000];
+                    landing.read(0, &mut found).unwrap();
+                    assert!(found.into_iter().eq(of(round).skip(1000).chain([0; 1000])));
+                    server.post(b"").await.unwrap();
+                }
+            };
+            tokio::join!(writes, receives);
+        });
+    }
+}
+
+#[test]
 fn posted_messages_arrive_in_order() {
     for device in DEVICES {
         run(move || async move {
@@ -163,6 +196,27 @@ fn a_post_that_is_dropped_before_it_is_ready_sends_nothing() {
                 client.finish().await.unwrap();
             };
             tokio::join!(receives, last);
+        });
+    }
+}
+
+/// The peer grants memory for the rest of a long message only when its program receives.
+#[test]
+fn a_flush_waits_until_the_device_of_the_peer_has_all_messages() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let (client, server) = messages(&endpoint(device), short()).await;
+            client.flush().await.unwrap();
+            client.post(b"short").await.unwrap();
+            // The device of the peer receives it, although the program does not.
+            client.flush().await.unwrap();
+            client.post(&message(5000)).await.unwrap();
+            assert!(polled_slowly(100, client.flush()).await.is_none());
+            let receives = async {
+                assert_eq!(*server.receive().await.unwrap().unwrap(), *b"short");
+                assert!(*server.receive().await.unwrap().unwrap() == message(5000)[..]);
+            };
+            tokio::join!(async { client.flush().await.unwrap() }, receives);
         });
     }
 }
