@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::task::Poll;
 
 use rdma_async::message::{
@@ -479,6 +480,44 @@ fn memory_is_lent_until_the_peer_has_fetched_it() {
         returned(&endpoint, 0).await;
         drop((endpoint, pd));
         provider.gone().await;
+    });
+}
+
+/// Empty ones, ones of one frame and of several, and ones that are lent.
+#[test]
+fn messages_of_all_lengths_register_nothing_once_the_pool_has_memory() {
+    run_in_one_thread(|| async {
+        let (pd, provider) = Provider::faulty("soft0");
+        let endpoint = Endpoint::with_options(&pd, ConnectionOptions::new(&pd)).unwrap();
+        endpoint.pool().grow(8 << 20).await.unwrap();
+        let (client, server) = open(&endpoint, lends().eager_bytes(5000)).await;
+        let registered = Arc::new(AtomicU32::new(0));
+        let counts = Arc::clone(&registered);
+        provider.at_region(move |call| {
+            counts.fetch_add(u32::from(call == Call::RegisterRegion), Relaxed);
+        });
+        drop(pd.allocate_region(64).unwrap());
+        assert_eq!(registered.swap(0, Relaxed), 1);
+        // An end that cannot register memory may send in another way, so the calls are counted, too.
+        provider.refuse(Call::RegisterRegion, ALWAYS);
+        for length in [0, 100, 900, 4000, 50_000].repeat(20) {
+            let lent = buffer(endpoint.pool(), length).await;
+            let sends = async {
+                client.send(&message(length)).await.unwrap();
+                client.post(&message(length)).await.unwrap();
+                client.send_buffer(lent).await.unwrap();
+                assert_eq!(client.call(&message(length)).await.unwrap().len(), length);
+            };
+            let receives = async {
+                for _ in 0..3 {
+                    received(&server, length).await;
+                }
+                let request = server.receive().await.unwrap().unwrap();
+                request.reply(&message(length)).await.unwrap();
+            };
+            tokio::join!(sends, receives);
+        }
+        assert_eq!(registered.load(Relaxed), 0);
     });
 }
 
