@@ -16,6 +16,7 @@ use test_support::program::in_own_process;
 use tokio::io::AsyncReadExt as _;
 use tokio::task::yield_now;
 
+use super::offer_peers::ends;
 use super::rig::{endpoint, messages, stream_and_peer, streams};
 use crate::common::host::Host;
 use crate::common::provider::{ALWAYS, Call, Provider};
@@ -105,6 +106,32 @@ async fn reported() {
     peer.send(host.buffer(b"certainly not a frame")).await.unwrap();
     reader.read_u8().await.unwrap_err();
     assert!(owned.lock().unwrap().is_none(), "an event has reported the error");
+}
+
+#[test]
+fn a_violation_of_the_protocol_is_reported_with_the_address_of_the_peer() {
+    let name = "message::foreign_code::a_violation_of_the_protocol_is_reported_with_the_address_of_the_peer";
+    in_own_process(name, || run_in_one_thread(reported_with_address));
+}
+
+async fn reported_with_address() {
+    let host = Host::new("soft0");
+    let (victim, peer) = ends(&host, Options::new()).await;
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&events);
+    let hears = Hears(move |event: Event| {
+        if event.target.starts_with("rdma_connect::messaging") {
+            heard.lock().unwrap().push((event.level, event.field("peer").map(str::to_owned)));
+        }
+    });
+    let _guard = tracing::subscriber::set_default(hears);
+    for _ in 0..4 {
+        drop(peer.receive(host.pool.allocate(4096).unwrap()).try_post().unwrap());
+    }
+    peer.send(host.buffer(b"certainly not a frame")).await.unwrap();
+    victim.receive().await.unwrap_err();
+    let address = format!("{:?}", Some(victim.peer_addr().unwrap()));
+    assert_eq!(*events.lock().unwrap(), [(tracing::Level::WARN, Some(address))]);
 }
 
 /// Drops a request of the connection while it frees memory for long messages, and this call to the device fails.

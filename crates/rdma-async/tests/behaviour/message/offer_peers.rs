@@ -23,7 +23,7 @@ fn options() -> Options {
 }
 
 /// Both ends of a connection: the end under test, and a plain connection.
-async fn ends(host: &Host, options: Options) -> (Messages, Connection) {
+pub(super) async fn ends(host: &Host, options: Options) -> (Messages, Connection) {
     let qp = options.fit(host.pd.create_qp().access(all())).max_recv_wr(64);
     let qp = qp.max_send_wr(64);
     let listener = host.driver.listen("127.0.0.1:0", qp.clone()).await.unwrap();
