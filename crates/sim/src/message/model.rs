@@ -212,6 +212,17 @@ impl Model {
         }
     }
 
+    /// Removes a message that was reported as not sent, so that its arrival is a difference. Its arrival before
+    /// the report is one, too, unless the message is too short to be distinguished from others.
+    fn never_arrives(&mut self, end: usize, number: u64, length: usize) {
+        let sent = &mut self.ends[end].sent;
+        if let Some(at) = sent.iter().position(|sent| sent.number == number) {
+            sent.remove(at);
+        } else if length >= 8 {
+            self.fail(|| format!("e{end}: {number} of {length} B is not sent, and has arrived"));
+        }
+    }
+
     /// Checks the result of an operation. A call has the bytes of the reply. `request` is the request to
     /// which a reply belongs.
     pub(crate) fn ends(
@@ -241,6 +252,14 @@ impl Model {
             }
             Err(error) => {
                 self.set_fate(end, number, Fate::Unknown);
+                let is_not_sent = matches!(
+                    error,
+                    MessageError::NotSent(_)
+                        | MessageError::Operation { error: OperationError::NotSent, .. }
+                );
+                if is_not_sent && kind != Kind::Reply {
+                    self.never_arrives(end, number, length);
+                }
                 if let Some(request) = request {
                     self.refused.insert(request);
                 }
