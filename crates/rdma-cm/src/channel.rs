@@ -3,15 +3,15 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use rdma_mem::Context;
 use rdma_proto::Time;
 use rdma_proto::cm::{Counters, Error as Refusal};
-use rdma_sys::interface_addresses;
 
 use crate::active::Resolved;
+use crate::engine::managed::{RESOLVED_WITHIN, is_of_interface};
 use crate::engine::path::{gid_of, ip_of};
 use crate::engine::peer::Peer;
 use crate::engine::{Engine, Handle};
@@ -129,9 +129,9 @@ impl EventChannel {
 
     /// Resolves the first of these addresses that the device reaches through the kernel's rdma_cm.
     fn reach(&self, all: &[SocketAddr]) -> Result<Resolved, Error> {
-        let mut error = None;
+        let (mut error, deadline) = (None, Instant::now() + RESOLVED_WITHIN);
         for &address in all {
-            match self.engine.reach(address) {
+            match self.engine.reach(address, deadline) {
                 Ok(reached) => return Ok(Resolved::reached(&self.engine, reached)),
                 Err(failed) => error = error.or(Some(failed)),
             }
@@ -232,19 +232,14 @@ impl EventChannel {
     /// Returns true if an address leads to this host: through an interface, or as a GID of the device. Addresses of the
     /// loopback interface do, except if the device reaches them as those of other devices.
     fn is_own(&self, ip: IpAddr) -> bool {
-        let is_of_interface = || {
-            let all = interface_addresses().unwrap_or_default();
-            all.iter().any(|entry| entry.address.is_some_and(|own| own.ip() == ip))
-        };
-        let is_gid = || {
-            let table = self.context().gid_table().unwrap_or_default();
-            table.iter().any(|entry| entry.gid == gid_of(ip))
-        };
         let is_reached = || {
             let source = self.engine.source_to(ip);
             source.is_some_and(|source| ip_of(source).is_loopback())
         };
-        ip.is_unspecified() || is_of_interface() || is_gid() || ip.is_loopback() && !is_reached()
+        ip.is_unspecified()
+            || is_of_interface(ip)
+            || self.engine.has_gid(gid_of(ip))
+            || ip.is_loopback() && !is_reached()
     }
 }
 

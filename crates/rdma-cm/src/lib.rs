@@ -48,7 +48,10 @@
 //!
 //! # Untrusted peers
 //!
-//! The kernel protects connections through its rdma_cm. For software devices, the following applies.
+//! With the kernel's rdma_cm, a peer chooses the IP addresses that it states, so they prove nothing. A listener has at most
+//! 128 connections that are not established, and rejects further requests. A listener at `localhost` rejects requests
+//! whose path leads to another host. The kernel checks all other parts of messages. For software devices, the following
+//! applies.
 //!
 //! On one host, only processes of the same user are connected. Other hosts are not authenticated. Private data and all
 //! other contents of messages are untrusted input. A request needs no queue pair before [`ConnectionRequest::prepare`].

@@ -21,8 +21,9 @@ use crate::step::Step;
 /// A port at which peers can request connections. Dropping it frees the port, and ends requests that the program has not
 /// received.
 ///
-/// A listener has at most 128 connections that are not established; further ones wait. A request needs no queue pair
-/// until the program [prepares](ConnectionRequest::prepare) one.
+/// A listener has at most 128 connections that are not established. Further ones of this host wait, and those of other
+/// hosts are dropped. With the kernel's rdma_cm, further ones are rejected. A request needs no queue pair until the program
+/// [prepares](ConnectionRequest::prepare) one.
 #[doc(alias = "rdma_listen")]
 #[derive(Debug)]
 pub struct Listener {
@@ -134,7 +135,8 @@ impl ConnectionRequest {
         self.handle.id()
     }
 
-    /// Returns the peer's address. The port is 0 if the peer has none. On one host, the peer chooses the address.
+    /// Returns the peer's address. The port is 0 if the peer has none. On one host, and with the kernel's rdma_cm, the
+    /// peer chooses the address.
     #[doc(alias = "rdma_get_peer_addr")]
     #[must_use]
     pub const fn peer_address(&self) -> SocketAddr {

@@ -3,27 +3,26 @@
 mod entry;
 mod library;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_mem::{GidType, Mtu};
 use rdma_proto::cm::Address;
 use rdma_proto::cm::wire::{Reason, Rejection};
 use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairEndpoint};
-use rdma_sys::cm::rdma_cm_event_type as Kind;
 use rdma_sys::{Errno, interface_addresses};
 use rdma_types::{AckTimeout, Gid, Lid};
 
 pub(crate) use self::entry::Request;
 
 use self::entry::{Entry, Stage, check_type, endpoint_of, parameters_of};
-use self::library::{Channel, Id, Offer, RESOLVE_MS, Received, system_error};
+use self::library::{Channel, Id, Offer, RESOLVE_MS, Received, end_of_path, system_error};
 use super::files::Watch;
-use super::path::{connect, ip_of};
+use super::path::{addresses, connect, ip_of};
 use super::{Engine, Handle, NEXT, State};
 use crate::error::Error;
 use crate::happening::{Happening, Requested};
@@ -32,10 +31,13 @@ use crate::parameters::Route;
 
 /// The events that are received before other threads get their turn.
 const EVENTS: u32 = 64;
-/// The time within which the kernel reports that an address and its route are resolved, or not.
-const RESOLVED_WITHIN: Duration = Duration::from_millis(3 * RESOLVE_MS.unsigned_abs() as u64);
+/// The time for resolving a name's addresses and their routes.
+pub(crate) const RESOLVED_WITHIN: Duration =
+    Duration::from_millis(3 * RESOLVE_MS.unsigned_abs() as u64);
 /// The source addresses of a device that are tried for one destination.
 const SOURCES: usize = 16;
+/// The maximum number of a listener's connections that are not established.
+const HALF_OPEN: usize = 128;
 
 /// The IDs of a channel, by their tokens.
 pub(super) struct Managed {
@@ -63,10 +65,19 @@ impl Managed {
 
     /// Adds an ID. Its token is new.
     fn add(&mut self, id: Id, stage: Stage) -> &mut Entry {
-        let (request, bound, peer_reads, watch) = (None, None, (0, 0), Watch::default());
-        let token = id.token();
-        let entry = || Entry { id, stage, request, bound, peer_reads, watch };
+        let (request, bound, listener, watch) = (None, None, None, Watch::default());
+        let (token, peer_reads) = (id.token(), (0, 0));
+        let entry = || Entry { id, stage, request, bound, listener, peer_reads, watch };
         self.entries.entry(token).or_insert_with(entry)
+    }
+
+    /// Returns true if a listener has as many connections that are not established as it can have.
+    fn is_full(&self, listener: u64) -> bool {
+        let of_listener = |entry: &&Entry| {
+            entry.listener == Some(listener)
+                && matches!(entry.stage, Stage::Requested | Stage::Accepted)
+        };
+        self.entries.values().filter(of_listener).count() >= HALF_OPEN
     }
 
     /// Returns the file that the program polls for a connection, with its owner.
@@ -77,14 +88,28 @@ impl Managed {
 }
 
 /// Returns true if an address belongs to an interface of this host.
-fn is_of_this_host(ip: IpAddr) -> bool {
+pub(crate) fn is_of_interface(ip: IpAddr) -> bool {
     let all = interface_addresses().unwrap_or_default();
-    ip.is_unspecified()
-        || ip.is_loopback()
-        || all.iter().any(|entry| entry.address.is_some_and(|own| own.ip() == ip))
+    all.iter().any(|entry| entry.address.is_some_and(|own| own.ip() == ip))
 }
 
 impl Engine {
+    /// Returns true if the device has this GID.
+    pub(crate) fn has_gid(&self, gid: Gid) -> bool {
+        let table = self.context().gid_table().unwrap_or_default();
+        table.iter().any(|entry| entry.gid == gid)
+    }
+
+    /// Returns true if a peer is on this host: by the IP address that it states, and by the end of the path to it.
+    fn is_of_this_host(&self, ip: IpAddr, end: Address) -> bool {
+        let is_stated = ip.is_unspecified() || ip.is_loopback() || is_of_interface(ip);
+        is_stated
+            && match end {
+                Address::Gid(gid) => is_of_interface(ip_of(gid)) || self.has_gid(gid),
+                end => addresses(self.context()).is_ok_and(|own| own.contains(&end)),
+            }
+    }
+
     /// Returns an error if connections of the device pass through the kernel's rdma_cm.
     pub(crate) fn check_unmanaged(&self) -> Result<(), Error> {
         if self.is_managed {
@@ -108,9 +133,18 @@ impl Engine {
             _ => return Err(Error::Ended(state.take_end(token))),
         };
         result.map_err(|errno| match errno {
-            // The kernel has processed a message of the peer that this process has not received.
-            Errno::EINVAL | Errno::ENOTCONN | Errno::ECONNRESET => {
-                Error::Ended(state.take_end(token))
+            // The kernel has processed a message of the peer, or the device's removal. This process may not have received
+            // its event.
+            Errno::EINVAL
+            | Errno::ENOTCONN
+            | Errno::ECONNRESET
+            | Errno::EIO
+            | Errno::ENXIO
+            | Errno::ENODEV => {
+                self.receive_managed(&mut state);
+                let end = state.take_end(token);
+                self.finish(&mut state, token);
+                Error::Ended(end)
             }
             errno => Error::System { tried, source: system_error(errno) },
         })
@@ -132,10 +166,14 @@ impl Engine {
         Ok(handle)
     }
 
-    /// Resolves an address and the route to it. Waits for the kernel.
-    pub(crate) fn reach(self: &Arc<Self>, to: SocketAddr) -> Result<Reached, Error> {
+    /// Resolves an address and the route to it. Waits for the kernel, at most until `deadline`.
+    pub(crate) fn reach(
+        self: &Arc<Self>,
+        to: SocketAddr,
+        deadline: Instant,
+    ) -> Result<Reached, Error> {
         self.check_process()?;
-        let first = match self.reach_from(None, to) {
+        let first = match self.reach_from(None, to, deadline) {
             Ok(handle) => return Ok(Reached { handle, source: None, to }),
             Err(error) => error,
         };
@@ -146,10 +184,10 @@ impl Engine {
         }
         // The kernel may prefer another device, unless the source is an address of this one.
         let table = self.context().gid_table()?;
-        let ips = table.iter().map(|entry| ip_of(entry.gid));
-        for ip in ips.filter(|ip| ip.is_ipv4() == to.is_ipv4()).take(SOURCES) {
+        let ips: BTreeSet<_> = table.iter().map(|entry| ip_of(entry.gid)).collect();
+        for ip in ips.into_iter().filter(|ip| ip.is_ipv4() == to.is_ipv4()).take(SOURCES) {
             let to = if is_loopback { SocketAddr::new(ip, to.port()) } else { to };
-            if let Ok(handle) = self.reach_from(Some(ip), to) {
+            if let Ok(handle) = self.reach_from(Some(ip), to, deadline) {
                 return Ok(Reached { handle, source: Some(ip), to });
             }
         }
@@ -160,12 +198,14 @@ impl Engine {
         self: &Arc<Self>,
         source: Option<IpAddr>,
         to: SocketAddr,
+        deadline: Instant,
     ) -> Result<Handle, Error> {
         let device = || self.context().device().name().to_owned();
         let unreached = |_| Error::NoRoute { address: to.ip(), device: device() };
         let begun = self.begin(Stage::Resolving, |entry| entry.id.resolve_address(source, to));
         let handle = begun.map_err(unreached)?;
-        let resolved = self.wait_for(Some(RESOLVED_WITHIN), |state| {
+        let limit = deadline.saturating_duration_since(Instant::now());
+        let resolved = self.wait_for(Some(limit), |state| {
             let entry = state.managed.as_ref()?.entries.get(&handle.token)?;
             match entry.stage {
                 Stage::Resolved => Some(Ok(())),
@@ -231,14 +271,14 @@ impl Engine {
             let mut state = self.locked();
             let managed = state.managed.as_mut();
             let entry = managed.and_then(|managed| managed.entries.get_mut(&handle.token));
-            let ended = entry.and_then(|entry| {
+            if let Some(entry) = entry.filter(|entry| entry.stage == Stage::Resolved) {
                 entry.request = Some(request);
-                entry.send_request()
-            });
-            self.add_managed(&mut state, handle.token, ended);
-            self.finish(&mut state, handle.token);
-            drop(state);
-            return Ok(handle);
+                let ended = entry.send_request();
+                self.add_managed(&mut state, handle.token, ended);
+                self.finish(&mut state, handle.token);
+                drop(state);
+                return Ok(handle);
+            }
         }
         let begun = self.begin(Stage::Resolving, |entry| {
             entry.request = Some(request);
@@ -272,7 +312,7 @@ impl Engine {
             let Some(managed) = &mut state.managed else { return };
             let name = || NEXT.fetch_add(1, Ordering::Relaxed);
             let Some(mut received) = managed.channel.next(name) else { return };
-            let (token, event) = (received.token, received.event);
+            let token = received.token;
             if let Some(id) = received.request.take() {
                 if let Some(requested) = self.requested(managed, token, id, received) {
                     state.events.push_back((token, requested));
@@ -283,10 +323,6 @@ impl Engine {
             let Some(entry) = managed.entries.get_mut(&token) else { continue };
             let happening = entry.handle(self.context(), received);
             self.add_managed(state, token, happening);
-            if event == Kind::DEVICE_REMOVAL {
-                // The kernel waits until the device's IDs are destroyed.
-                state.managed.as_mut().and_then(|managed| managed.entries.remove(&token));
-            }
         }
     }
 
@@ -298,33 +334,37 @@ impl Engine {
         id: Id,
         received: Received,
     ) -> Option<Happening> {
+        if managed.is_full(listener) {
+            return None;
+        }
         id.check_device(self.context()).ok()?;
         let [own, other] = id.addresses();
         let (own, other) = own.zip(other)?;
         let bound = managed.entries.get(&listener)?.bound?;
+        let [_, rtr, _] = id.attributes().ok()?;
+        let remote = end_of_path(&rtr.ah_attr);
+        let is_outside = !self.is_of_this_host(other.ip(), remote);
         // For the kernel's rdma_cm, the loopback addresses stand for all addresses.
-        if bound.is_loopback() && !is_of_this_host(other.ip()) {
+        if bound.is_loopback() && is_outside {
             return None;
         }
-        let [_, rtr, _] = id.attributes().ok()?;
         let mtu = u8::try_from(rtr.path_mtu.0).ok().and_then(Mtu::from_code)?;
         let parameters = parameters_of(&received.parameters);
-        let is_routed = rtr.ah_attr.is_global != 0;
-        let [local, remote] = id.gids().map(|gid| Address::Gid(Gid::from_bytes(gid)));
-        let lid = Lid::new(rtr.ah_attr.dlid);
+        let is_ethernet = Lid::new(rtr.ah_attr.dlid) == Lid::NONE;
         let route = Route {
-            local,
-            remote: if is_routed { remote } else { Address::Lid(lid) },
-            gid_type: if lid == Lid::NONE { GidType::ROCE_V2 } else { GidType::IB },
+            local: Address::Gid(id.gid()),
+            remote,
+            gid_type: if is_ethernet { GidType::ROCE_V2 } else { GidType::IB },
             mtu,
             traffic_class: rtr.ah_attr.grh.traffic_class,
             ack_timeout: AckTimeout::default(),
             source: own,
             destination: other,
-            is_outside: !is_of_this_host(other.ip()),
+            is_outside,
         };
         let peer = id.token();
         let entry = managed.add(id, Stage::Requested);
+        entry.listener = Some(listener);
         entry.peer_reads = (parameters.initiator_depth, parameters.responder_resources);
         Some(Happening::Requested(Box::new(Requested {
             peer,

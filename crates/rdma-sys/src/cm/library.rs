@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use libloading::os::unix::Library;
 
 use super::{rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_port_space};
+use crate::elf::program_is_static;
 use crate::environment::path_variable;
 use crate::generated::verbs::ibv_qp_attr;
 use crate::load;
@@ -100,7 +101,7 @@ functions! {
 ///
 /// # Errors
 /// Returns an error if the library is missing, refused by the loader, or older than rdma-core 23, which introduced
-/// `rdma_establish` and `rdma_init_qp_attr`.
+/// `rdma_establish` and `rdma_init_qp_attr`. Also returns one if this program is statically linked.
 ///
 /// ```
 /// if let Err(error) = rdma_sys::cm::librdmacm() {
@@ -125,6 +126,9 @@ pub fn librdmacm() -> Result<&'static Librdmacm, LibrdmacmError> {
 /// initialisers of the library and of the libraries that it needs may run in this program.
 unsafe fn librdmacm_at(file: &OsStr) -> Result<Librdmacm, LibrdmacmError> {
     let failed = |reason: String| LibrdmacmError { file: file.to_owned(), reason };
+    if program_is_static() {
+        return Err(failed("this program is statically linked".to_owned()));
+    }
     // SAFETY: the file is a librdmacm by this function's contract.
     let library = unsafe { load::open(file) }.map_err(failed)?;
     // SAFETY: the same argument holds for the library's exported functions. The library is never closed, neither here nor

@@ -24,6 +24,8 @@ pub(super) struct Entry {
     pub(super) request: Option<Request>,
     /// The address of a listener.
     pub(super) bound: Option<IpAddr>,
+    /// The listener that received the request.
+    pub(super) listener: Option<u64>,
     /// The RDMA reads and atomics that the peer starts, and that it serves.
     pub(super) peer_reads: (u8, u8),
     pub(super) watch: Watch,
@@ -90,9 +92,10 @@ impl Entry {
                 self.stage = Stage::Resolved;
                 return self.send_request();
             }
-            (Kind::ADDR_ERROR | Kind::ROUTE_ERROR, Stage::Resolving) if self.request.is_none() => {
-                self.stage = Stage::Unresolved;
-            }
+            (
+                Kind::ADDR_ERROR | Kind::ROUTE_ERROR | Kind::DEVICE_REMOVAL,
+                Stage::Resolving | Stage::Resolved | Stage::Unresolved,
+            ) if self.request.is_none() => self.stage = Stage::Unresolved,
             (Kind::CONNECT_RESPONSE, Stage::Connecting) => {
                 self.stage = Stage::Replied;
                 let peer = parameters_of(&parameters);

@@ -11,11 +11,13 @@ use std::ptr::{self, NonNull};
 use std::slice;
 
 use rdma_mem::{Context, Guid};
+use rdma_proto::cm::Address;
 use rdma_sys::cm::{
     self, Librdmacm, option, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param,
     rdma_event_channel, rdma_port_space, rdma_route, read_address, storage,
 };
-use rdma_sys::{Errno, Process, ibv_qp_attr, ibv_qp_state};
+use rdma_sys::{Errno, Process, ibv_ah_attr, ibv_qp_attr, ibv_qp_state};
+use rdma_types::{Gid, Lid};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::error::Error;
@@ -161,8 +163,8 @@ macro_rules! calls {
     };
 }
 
-/// The time limit for resolving an address or a route, like that of `rdma_create_ep`.
-pub(super) const RESOLVE_MS: c_int = 2000;
+/// The time limit for resolving an address, and for resolving a route.
+pub(super) const RESOLVE_MS: c_int = 10_000;
 /// The number of requests that wait until the engine receives them.
 const BACKLOG: c_int = 128;
 
@@ -281,10 +283,9 @@ impl Id {
         })
     }
 
-    /// Returns the GIDs of this end and of the peer.
-    pub(super) fn gids(&self) -> [[u8; 16]; 2] {
-        let route = self.route();
-        [route.ib.sgid, route.ib.dgid]
+    /// Returns the GID of this end.
+    pub(super) fn gid(&self) -> Gid {
+        Gid::from_bytes(self.route().ib.sgid)
     }
 
     /// Returns the name and the GUID of the device that the ID was bound to, if it was. `context` is that of a device of
@@ -292,7 +293,7 @@ impl Id {
     fn device(&self, context: &Context) -> Option<(String, Guid)> {
         // SAFETY: SAFETY.md F32: the ID is live.
         let verbs = NonNull::new(unsafe { (*self.raw.as_ptr()).verbs })?;
-        // SAFETY: SAFETY.md F32: contexts of librdmacm stay open.
+        // SAFETY: SAFETY.md F32: the context stays open while its ID is live.
         let device = NonNull::new(unsafe { (*verbs.as_ptr()).device })?;
         // SAFETY: the device is listed by the libibverbs of this table (SAFETY.md F2, F32).
         let name = unsafe { (context.verbs().get_device_name)(device.as_ptr()) };
@@ -340,6 +341,15 @@ impl Drop for Id {
             unsafe { (self.library.destroy_id)(self.raw.as_ptr()) };
         }
     }
+}
+
+/// Returns the GID or the LID to which a path leads.
+pub(super) fn end_of_path(path: &ibv_ah_attr) -> Address {
+    if path.is_global == 0 {
+        return Address::Lid(Lid::new(path.dlid));
+    }
+    // SAFETY: SAFETY.md F4: all bytes of the union are initialised, and each of its members can have any bytes.
+    Address::Gid(Gid::from_bytes(unsafe { path.grh.dgid.raw }))
 }
 
 fn length_of(private_data: &[u8]) -> u8 {
