@@ -176,19 +176,20 @@ fn a_listener_has_128_undecided_requests() {
         let port = listener.local_address().port();
         let resolved = near.channel.resolve(("127.0.0.1", port)).unwrap();
         let connect = |()| resolved.connect(near.queue_pair(), b"").unwrap();
-        let connecting: Vec<_> = [(); 128].map(connect).into();
-        let requests: Vec<_> =
-            connecting.iter().map(|_| listener.incoming(LIMIT).unwrap()).collect();
-
-        // This librdmacm counts the requests of other hosts apart.
-        let outside = || far.channel.resolve((ip, port)).unwrap();
-        let connecting = outside().connect(far.queue_pair(), b"").unwrap();
-        let end = rejected(&listener, connecting);
+        // This librdmacm has the same limit, but counts the requests of other hosts apart.
+        let _inside = [(); 127].map(connect);
+        let mut requests = vec![];
+        requests.resize_with(127, || listener.incoming(LIMIT).unwrap());
+        let resolved = far.channel.resolve((ip, port)).unwrap();
+        let outside = || resolved.connect(far.queue_pair(), b"").unwrap();
+        let _last = outside();
+        requests.push(listener.incoming(LIMIT).unwrap());
+        let end = rejected(&listener, outside());
         assert!(matches!(end, End::Rejected { .. }), "{end}");
 
         // A decision makes room.
         drop(requests);
-        let _connecting = outside().connect(far.queue_pair(), b"").unwrap();
+        let _next = outside();
         let _request = listener.incoming(LIMIT).unwrap();
     });
 }
