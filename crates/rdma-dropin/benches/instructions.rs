@@ -23,8 +23,9 @@ use many::{Count, Many};
 use test_support::callgrind::{bench, per_operation};
 use test_support::rig;
 
-/// A shared library finds a variable of the thread by a function call of 11 instructions, once a write.
-const MOST: f64 = 20.0;
+/// A shared library finds a variable of the thread by a function call of 11 instructions, once a write. The compiler
+/// optimises the device differently in the two builds, which accounts for up to 15 more.
+const MOST: f64 = 30.0;
 const WRITES: u64 = 10_000;
 
 /// In the environment of a run under callgrind: one of the following.
