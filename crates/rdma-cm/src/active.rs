@@ -75,14 +75,15 @@ impl Resolved {
     /// The request contains the queue pair's [`traffic_class`](rdma_qp::QueuePairBuilder::traffic_class) and
     /// [`ack_timeout`](rdma_qp::QueuePairBuilder::ack_timeout), which the listener's end can use, too.
     ///
-    /// With the kernel's rdma_cm, this waits for a route, for at most 30 s, unless the one that was resolved is still unused.
+    /// With the kernel's rdma_cm, this waits for a route, for at most 30 s. The first queue pair without a traffic class
+    /// uses the route that was resolved.
     ///
     /// # Errors
     /// [`Error::PrivateData`] if there is too much of it. [`Error::NotConnected`] for a queue pair of type UD, and
     /// [`Error::NoAddress`] for one on a port without an address. [`Error::NotReliable`] for one of type UC on a device
-    /// that the kernel's rdma_cm connects. [`Error::QueuePairInUse`] and
-    /// [`Error::TooManyConnections`] if the listener is on another host. [`Error::Closed`] if the channel is closed
-    /// while this waits. [`Error::System`] if the process cannot open another file. After an error, the queue pair is destroyed.
+    /// that the kernel's rdma_cm connects. [`Error::QueuePairInUse`] and [`Error::TooManyConnections`] if the listener is
+    /// on another host. [`Error::Closed`] if the channel is closed while this waits. [`Error::System`] if the process
+    /// cannot open another file. After an error, the queue pair is destroyed.
     #[doc(alias = "rdma_connect")]
     pub fn connect(
         &self,

@@ -97,11 +97,14 @@ impl EventChannel {
 
     /// Resolves the address of a listener, such as `"localhost:7471"` or `("10.0.0.1", 7471)`. Uses the first address
     /// of the name that belongs to this host, or otherwise the first one that the device reaches on another host. Waits
-    /// for the name's resolution, and for the kernel's rdma_cm, if this connects the device.
+    /// for the name's resolution.
+    ///
+    /// With the kernel's rdma_cm, uses the first address that the device reaches, and waits for at most 30 s.
     ///
     /// # Errors
     /// [`Error::Resolve`] if the name has no address. [`Error::NotThisHost`], [`Error::NoRoute`] or
-    /// [`Error::OtherDevice`] if the device does not reach it.
+    /// [`Error::OtherDevice`] if the device does not reach it. [`Error::Closed`] if the channel is closed while this
+    /// waits. [`Error::System`] if the system cannot wait.
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_resolve_route")]
     #[doc(alias = "rdma_getaddrinfo")]

@@ -76,7 +76,7 @@ impl Connection {
     /// Disconnects, with at most 220 bytes of private data. The queue pair is moved to the error state, and its
     /// outstanding requests are flushed. An event follows, even if the peer has disconnected before.
     ///
-    /// The kernel's rdma_cm sends no private data, so its peers receive zeros.
+    /// The kernel's rdma_cm sends no private data, so its peers receive zeros, or nothing.
     ///
     /// # Errors
     /// [`Error::PrivateData`] if there is too much of it. [`Error::Connect`] if the device does not change the queue

@@ -205,7 +205,7 @@ pub enum Error {
         /// The device.
         device: String,
     },
-    /// The system's librdmacm cannot be loaded, through which the system's devices connect.
+    /// The system's librdmacm, through which the system's devices connect, cannot be loaded.
     #[error(transparent)]
     Library(#[from] LibrdmacmError),
     /// The kernel's rdma_cm cannot be opened.

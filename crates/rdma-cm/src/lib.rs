@@ -50,8 +50,8 @@
 //!
 //! With the kernel's rdma_cm, a peer chooses the IP addresses that it states, so they prove nothing. A listener has at most
 //! 128 connections that are not established, and rejects further requests. A listener at `localhost` rejects requests
-//! whose path leads to another host. The kernel checks all other parts of messages. For software devices, the following
-//! applies.
+//! whose path leads to another host. Private data is untrusted input. The kernel checks the other parts of messages. For
+//! software devices, the following applies.
 //!
 //! On one host, only processes of the same user are connected. Other hosts are not authenticated. Private data and all
 //! other contents of messages are untrusted input. A request needs no queue pair before [`ConnectionRequest::prepare`].

@@ -21,8 +21,9 @@ use crate::step::Step;
 /// A port at which peers can request connections. Dropping it frees the port, and ends requests that the program has not
 /// received.
 ///
-/// A listener has at most 128 connections that are not established. Further ones of this host wait, and those of other
-/// hosts are dropped. With the kernel's rdma_cm, further ones are rejected. A request needs no queue pair until the program
+/// The number of connections that are not established is limited. On software devices, 128 are of this host, and 128 of
+/// other hosts at each local address. Further ones of this host wait, and those of other hosts are dropped. With the
+/// kernel's rdma_cm, a listener has 128, and rejects further ones. A request needs no queue pair until the program
 /// [prepares](ConnectionRequest::prepare) one.
 #[doc(alias = "rdma_listen")]
 #[derive(Debug)]
@@ -35,8 +36,8 @@ impl Listener {
     /// Listens at an address of this host. The address 0.0.0.0 or `::` stands for all of them, and port 0 for a free
     /// port. 127.0.0.1 and `::1` are the same address, `localhost`. The listener rejects requests for other addresses.
     ///
-    /// The listeners of a device have different ports, whatever their IP addresses are. The kernel frees the port when
-    /// the process exits. Other hosts reach the listener only at addresses at which the device of this process listens.
+    /// The kernel frees the port when the process exits. The listeners of a software device have different ports, whatever
+    /// their IP addresses are. Other hosts reach them only at addresses at which the device of this process listens.
     ///
     /// # Errors
     /// [`Error::PortInUse`] if another listener has the port. [`Error::Resolve`] if the name has no address.
@@ -102,7 +103,7 @@ impl Listener {
     ///
     /// # Errors
     /// [`Error::TimedOut`] after the limit, which leaves the listener unchanged. [`Error::Closed`] once the channel is
-    /// closed. [`Error::Ended`] if the device was removed.
+    /// closed. [`Error::Ended`] if the listener is at the address of a device that was removed.
     #[doc(alias = "rdma_get_request")]
     pub fn incoming(&self, limit: Duration) -> Result<ConnectionRequest, Error> {
         let event = self.handle.wait("a request", limit)?;

@@ -57,7 +57,8 @@ impl<C: ByAddress> ChannelBuilder<'_, C> {
     /// The listener is [`listen_cm`](Self::listen_cm), [`bind_cm`](crate::ServerBuilder::bind_cm) of a server,
     /// [`rdma_cm::Listener`], or a C program that uses librdmacm. Which addresses are reached is described at
     /// [`rdma_cm`]. Both ends can send when this returns. The time limit is
-    /// [`rendezvous_timeout`](Self::rendezvous_timeout), which does not include the name lookup.
+    /// [`rendezvous_timeout`](Self::rendezvous_timeout), which does not include the name lookup,
+    /// or the kernel's search for a route (at most 30 s).
     ///
     /// Every message of rdma_cm has limited room, so this end has at most 52 user bytes, and the server at most 192. C
     /// programs receive these bytes as the beginning of the private data. The private data of a C program is returned as

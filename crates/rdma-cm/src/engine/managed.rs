@@ -24,7 +24,7 @@ use self::library::{Channel, Id, Offer, RESOLVE_MS, Received, end_of_path, syste
 use super::files::Watch;
 use super::path::{addresses, connect, ip_of};
 use super::{Engine, Handle, NEXT, State};
-use crate::error::Error;
+use crate::error::{End, Error};
 use crate::happening::{Happening, Requested};
 use crate::options::BindOptions;
 use crate::parameters::Route;
@@ -142,7 +142,15 @@ impl Engine {
             | Errno::ENXIO
             | Errno::ENODEV => {
                 self.receive_managed(&mut state);
-                let end = state.take_end(token);
+                // A thread may wait for an address that this has resolved, which causes no event.
+                self.wake(&state);
+                // Before an end is taken: the queue has had events meanwhile.
+                self.set_readable(&mut state);
+                let is_removed = matches!(errno, Errno::EIO | Errno::ENXIO | Errno::ENODEV);
+                let end = match state.place_of_end(token) {
+                    None if is_removed => End::DeviceRemoved,
+                    _ => state.take_end(token),
+                };
                 self.finish(&mut state, token);
                 Error::Ended(end)
             }

@@ -156,7 +156,7 @@ fn in_listening_child(test: &str, number: u32, work: impl FnOnce(Context, Ipv4Ad
         return println!("SKIP: the libraries are not for the emulated machine");
     }
     // The hosts of tests have lower addresses.
-    let own = Ipv4Addr::from_bits(0x7f80_0000 | (std::process::id() & 0xffff) << 7 | number);
+    let own = Ipv4Addr::from_bits(0x7fc0_0000 | (std::process::id() & 0xffff) << 1 | number);
     let prepare = |program: &mut Command| {
         over_library(program);
         program.env(LISTEN, own.to_string());

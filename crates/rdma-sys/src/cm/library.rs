@@ -127,7 +127,7 @@ pub fn librdmacm() -> Result<&'static Librdmacm, LibrdmacmError> {
 unsafe fn librdmacm_at(file: &OsStr) -> Result<Librdmacm, LibrdmacmError> {
     let failed = |reason: String| LibrdmacmError { file: file.to_owned(), reason };
     if program_is_static() {
-        return Err(failed("this program is statically linked".to_owned()));
+        return Err(failed("this program is statically linked: link it dynamically".to_owned()));
     }
     // SAFETY: the file is a librdmacm by this function's contract.
     let library = unsafe { load::open(file) }.map_err(failed)?;
