@@ -136,9 +136,11 @@ fn the_file_is_readable_exactly_while_an_event_waits() {
     assert!(!readable(&now));
     let resolved = client.channel.resolve(listener.local_address()).unwrap();
     let connecting = [(); 2].map(|()| resolved.connect(client.queue_pair(), b"").unwrap());
-    assert!(readable(&LIMIT.try_into().unwrap()));
+    let limit = LIMIT.try_into().unwrap();
+    assert!(readable(&limit));
     let first = server.channel.next(Some(Duration::ZERO)).unwrap().unwrap();
-    assert!(readable(&now), "the second request");
+    // The kernel's rdma_cm may report them one by one.
+    assert!(readable(&limit), "the second request");
     let second = server.channel.next(Some(Duration::ZERO)).unwrap().unwrap();
     assert!(!readable(&now));
     assert!(server.channel.next(Some(Duration::ZERO)).unwrap().is_none());
