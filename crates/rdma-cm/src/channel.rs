@@ -57,8 +57,8 @@ pub struct EventChannel {
 }
 
 impl EventChannel {
-    /// Opens a channel for connections of this device. Those of a device of the system's libibverbs pass through the
-    /// kernel's rdma_cm.
+    /// Opens a channel for connections of this device. If the device is one of the system's libibverbs, the kernel's
+    /// rdma_cm connects it.
     ///
     /// # Errors
     /// [`Error::Memory`] if the device cannot be queried. [`Error::System`] if the process cannot open another file.
