@@ -138,8 +138,8 @@ pub(crate) struct Visited {
 const LONGEST_VISIT: Duration = Duration::from_millis(10);
 
 /// Waits for visits that began before their grants were revoked. A process that stays in a visit for too long gets no
-/// further grants, and none of its visits is waited for any longer. So each connection of a process can
-/// delay one call, once. The caller holds no lock of a queue pair.
+/// further grants, and none of its visits is waited for any longer. So a process can delay one call, once. The caller
+/// holds no lock of a queue pair.
 pub(crate) fn wait_for_visits(clock: &Clock, visited: impl IntoIterator<Item = Visited>) {
     for Visited { words, index } in visited {
         let Some(words) = words.upgrade() else { continue };

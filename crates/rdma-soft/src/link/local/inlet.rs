@@ -146,7 +146,9 @@ impl Inlet {
     fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         // The process may still exist, and not know yet that the connection has ended.
-        self.end_grants();
+        if let Some(giver) = &self.giver {
+            giver.end();
+        }
         self.driver.close(self.token);
     }
 
@@ -418,7 +420,7 @@ impl ExecutedWords for Inlet {
 
     fn end_grants(&self) {
         if let Some(giver) = &self.giver {
-            giver.end();
+            giver.end_of_process();
         }
     }
 

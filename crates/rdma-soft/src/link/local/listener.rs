@@ -10,7 +10,7 @@ use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Resource, geteuid, getrlimit};
 
 use super::inlet::Inlet;
-use super::mapped::given::{Files, Giver};
+use super::mapped::given::{Conduct, Files, Giver};
 use super::socket::request_ring;
 use crate::device::Device;
 use crate::fabric::run_queue::{Entry, Task};
@@ -116,7 +116,9 @@ impl Listener {
             return false;
         }
         let is_ours = user == geteuid().as_raw();
-        let giver = (self.device.maps && is_ours).then(|| Giver::new(Arc::clone(&self.files)));
+        let may_map = self.device.maps && is_ours && !guest.conduct.stays_in_visits();
+        let giver = || Giver::new(Arc::clone(&self.files), Arc::clone(&guest.conduct));
+        let giver = may_map.then(giver);
         let new = |token| Inlet::new(self.driver, self.device, guest, connection, token, giver);
         self.driver.add(new).is_ok()
     }
@@ -152,6 +154,8 @@ impl Task for Listener {
 pub(super) struct Guest {
     /// The process ID, if the process has one in this namespace.
     process: Option<ProcessId>,
+    /// What is known about the process, or about this connection if the process has no ID.
+    conduct: Arc<Conduct>,
 }
 
 /// The open connections from other processes.
@@ -160,8 +164,12 @@ static GUESTS: std::sync::Mutex<Guests> =
 
 struct Guests {
     all: usize,
-    by_process: BTreeMap<ProcessId, usize>,
+    /// The connections and the conduct of each process. Those that get no grants stay here without connections.
+    by_process: BTreeMap<ProcessId, (usize, Arc<Conduct>)>,
 }
+
+/// The number of processes above which a process without connections is forgotten.
+const MOST_REMEMBERED: usize = MOST;
 
 impl Guest {
     /// Counts another connection from a process. Returns `None` if there are too many.
@@ -173,15 +181,19 @@ impl Guest {
         if guests.all >= most {
             return None;
         }
-        if let Some(process) = process {
-            let count = guests.by_process.entry(process).or_default();
-            if *count >= MOST_OF_PROCESS {
-                return None;
+        let conduct = match process {
+            Some(process) => {
+                let (count, conduct) = guests.by_process.entry(process).or_default();
+                if *count >= MOST_OF_PROCESS {
+                    return None;
+                }
+                *count += 1;
+                Arc::clone(conduct)
             }
-            *count += 1;
-        }
+            None => Arc::default(),
+        };
         guests.all += 1;
-        Some(Self { process })
+        Some(Self { process, conduct })
     }
 }
 
@@ -189,11 +201,12 @@ impl Drop for Guest {
     fn drop(&mut self) {
         let guests = &mut *locked(&GUESTS);
         guests.all -= 1;
+        let forgets = !self.conduct.stays_in_visits() || guests.by_process.len() > MOST_REMEMBERED;
         if let Some(process) = self.process
-            && let Some(count) = guests.by_process.get_mut(&process)
+            && let Some((count, _)) = guests.by_process.get_mut(&process)
         {
             *count -= 1;
-            if *count == 0 {
+            if *count == 0 && forgets {
                 guests.by_process.remove(&process);
             }
         }

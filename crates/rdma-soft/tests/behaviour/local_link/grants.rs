@@ -257,23 +257,30 @@ fn useless_grants_change_nothing() {
     victim.write();
 }
 
+/// Receives a message, with its file if it has one. Fails with `EAGAIN` if there is none.
+fn try_receive(socket: &OwnedFd) -> Result<(Vec<u8>, Option<OwnedFd>), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut along = RecvAncillaryBuffer::new(&mut space);
+    let (mut bytes, flags) = ([0; 64], RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC);
+    let message = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut along, flags)?;
+    let file = along.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        _ => None,
+    });
+    Ok((bytes[..message.bytes].to_vec(), file))
+}
+
 /// Receives a message with a file.
 fn receive_file(socket: &OwnedFd) -> (Vec<u8>, OwnedFd) {
     let mut received = None;
     until("a message with a file", || {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut along = RecvAncillaryBuffer::new(&mut space);
-        let (mut bytes, flags) = ([0; 64], RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC);
-        let message = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut along, flags);
-        let file = along.drain().find_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-            _ => None,
-        });
-        let length = match message {
-            Err(Errno::AGAIN) => 0,
-            message => message.unwrap().bytes,
+        received = match try_receive(socket) {
+            Err(Errno::AGAIN) => None,
+            message => {
+                let (bytes, file) = message.unwrap();
+                file.map(|file| (bytes, file))
+            }
         };
-        received = file.map(|file| (bytes[..length].to_vec(), file));
         received.is_some()
     });
     received.unwrap()
@@ -389,6 +396,15 @@ fn a_visit_without_end_does_not_keep_a_region_registered() {
     assert_ne!([value(word(4)), value(word(6))], [word(5), word(7)]);
     // The file stays, and belongs to nothing.
     assert_eq!(pwrite(&file, &[1; 8], 0), Ok(8));
+    // The process gets no other files, also on another connection.
+    let mut again = Connection::to(&name_at(name, slot_of(near.far.qpn)));
+    again.send_all(&write(&near, FIRST_KEY, PATIENT.psn, 0));
+    again.wait_until_read();
+    for socket in [&hostile.socket, &again.socket] {
+        while let Ok((_, file)) = try_receive(socket) {
+            assert!(file.is_none());
+        }
+    }
     assert_eq!(device.counters().mapped_requests, 0);
     near.peer.kill();
 }

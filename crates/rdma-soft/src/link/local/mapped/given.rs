@@ -149,6 +149,20 @@ impl RegionFile {
     }
 }
 
+/// What is known about another process.
+#[derive(Debug, Default)]
+pub(in crate::link::local) struct Conduct {
+    /// Whether the process has stayed in a [visit](crate::engine::wire::grant::wait_for_visits) for too long.
+    stays_in_visits: AtomicBool,
+}
+
+impl Conduct {
+    /// Returns true if the process gets no grants.
+    pub(in crate::link::local) fn stays_in_visits(&self) -> bool {
+        self.stays_in_visits.load(Ordering::Relaxed)
+    }
+}
+
 /// The grants of this process to the process at the other end of a connection.
 #[derive(Debug)]
 pub(in crate::link::local) struct Giver {
@@ -157,8 +171,9 @@ pub(in crate::link::local) struct Giver {
     versions: OnceLock<Area>,
     indexes: Mutex<Indexes>,
     wants: Mutex<VecDeque<Want>>,
-    /// Whether the other process gets no further grants.
+    /// Whether this connection has ended.
     ended: AtomicBool,
+    conduct: Arc<Conduct>,
 }
 
 /// The indexes of versions that are not lent.
@@ -169,9 +184,10 @@ struct Indexes {
 }
 
 impl Giver {
-    pub(in crate::link::local) fn new(files: Arc<Files>) -> Self {
+    pub(in crate::link::local) fn new(files: Arc<Files>, conduct: Arc<Conduct>) -> Self {
         Self {
             files,
+            conduct,
             versions: OnceLock::new(),
             indexes: Mutex::default(),
             wants: Mutex::default(),
@@ -215,7 +231,7 @@ impl Giver {
 
     /// Lends a version. Returns `None` if the other process gets no grants, or if none is left.
     pub(in crate::link::local) fn lend(&self) -> Option<Version> {
-        let words = self.words().filter(|_| !self.ended.load(Ordering::Relaxed))?;
+        let words = self.words().filter(|_| !self.has_ended())?;
         let indexes = &mut *locked(&self.indexes);
         let index = match indexes.free.pop() {
             Some(index) => index,
@@ -227,7 +243,7 @@ impl Giver {
         };
         let value = words.get(index)?;
         // Either this thread sees here that grants have ended, or the end changes the value just read.
-        (!self.ended.load(Ordering::Relaxed)).then_some(Version { index, value })
+        (!self.has_ended()).then_some(Version { index, value })
     }
 
     /// Makes the grants with a version invalid, and takes the version back.
@@ -239,7 +255,13 @@ impl Giver {
         }
     }
 
-    /// Makes all grants invalid, and gives no others.
+    /// Gives no grants to the process on any connection, because it has stayed in a visit for too long.
+    pub(in crate::link::local) fn end_of_process(&self) {
+        self.conduct.stays_in_visits.store(true, Ordering::Relaxed);
+        self.end();
+    }
+
+    /// Makes all grants of this connection invalid, and gives no others.
     pub(in crate::link::local) fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
         locked(&self.wants).clear();
@@ -253,7 +275,7 @@ impl Giver {
 
     /// Returns true if the other process gets no further grants.
     pub(in crate::link::local) fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Relaxed)
+        self.ended.load(Ordering::Relaxed) || self.conduct.stays_in_visits()
     }
 
     /// Records a grant that the other process should get. Drops it if too many are recorded, because the process may
@@ -273,7 +295,8 @@ impl Giver {
         to: &Arc<dyn ExecutedWords>,
     ) -> bool {
         loop {
-            let Some(want) = locked(&self.wants).pop_front() else { return false };
+            let want = locked(&self.wants).pop_front().filter(|_| !self.has_ended());
+            let Some(want) = want else { return false };
             let Some((terms, file)) = self.files.terms(&want, to) else { continue };
             let file = file.file.get();
             let sent = file.and_then(|file| send_file(connection, &terms.encode(), file));
@@ -297,7 +320,7 @@ mod tests {
     /// The other process does not read its socket, so that nothing can be sent.
     #[test]
     fn grants_that_wait_are_limited() {
-        let giver = Giver::new(Arc::default());
+        let giver = Giver::new(Arc::default(), Arc::default());
         let version = Version { index: 0, value: 0 };
         for key in 0..5_000 {
             let word = WordKey::new(0, key);
