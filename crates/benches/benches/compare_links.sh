@@ -1,38 +1,80 @@
 #!/bin/sh
-# Compares the links of the software device with other libraries, over shared memory, and over TCP and UDP on the
-# loopback interface: UCX (package ucx-utils) and libfabric (package libfabric-bin). docs/performance.md has the results.
+# Compares the links of the software device with other libraries by turns, over shared memory, and over TCP and UDP on
+# the loopback interface: UCX (package ucx-utils) and libfabric (package libfabric-bin). Prints medians.
+# docs/performance.md has the results.
+#
+#     crates/benches/benches/compare_links.sh [TURNS [COMMAND...]]
+#
+# The command starts each program, for example `chrt -r 1`.
 set -eu
-export UCX_TLS=tcp UCX_NET_DEVICES=lo
+turns=${1:-5}
+[ $# -eq 0 ] || shift
+root=$(cd "$(dirname "$0")/../../.." && pwd)
+cd "$root"
+command -v ucx_perftest fi_pingpong > /dev/null || { echo "apt install ucx-utils libfabric-bin" >&2; exit 1; }
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+bench=$(cargo bench -q -p benches --bench links --no-run --message-format json |
+    sed -n 's/.*"executable":"\([^"]*links-[^"]*\)".*/\1/p')
 
-# Each server ends with its client.
+# Prints the last line of a client that begins with a word. Each server ends with its client.
 pair() {
+    first=$1
+    shift
     "$@" > /dev/null 2>&1 &
     server=$!
     tries=0
-    until "$@" 127.0.0.1 2> /dev/null > "$output" && grep -q "$last" "$output"; do
+    until "$@" 127.0.0.1 2> /dev/null > "$folder/output" && grep -q "$first" "$folder/output"; do
         tries=$((tries + 1))
-        [ $tries -lt 50 ] || { echo "no answer from $1" >&2; exit 1; }
+        [ $tries -lt 50 ] || { echo "no answer from $*" >&2; exit 1; }
         sleep 0.1
     done
     kill $server 2> /dev/null || true
     wait $server 2> /dev/null || true
-    grep "$last" "$output"
+    grep "$first" "$folder/output" | tail -n 1
 }
 
-command -v ucx_perftest fi_pingpong > /dev/null || { echo "apt install ucx-utils libfabric-bin" >&2; exit 1; }
-output=$(mktemp)
-trap 'rm -f "$output"' EXIT
-cargo bench -q -p benches --bench links
-last=Final:
-echo "UCX over TCP: 8 bytes, then puts of 64 KiB and of 1 MiB, and messages of 64 KiB (us, MB/s)"
-pair ucx_perftest -t tag_lat -s 8 -n 50000
-pair ucx_perftest -t ucp_put_bw -s 65536 -n 20000
-pair ucx_perftest -t ucp_put_bw -s 1048576 -n 1000
-pair ucx_perftest -t tag_bw -s 65536 -n 20000
-echo "UCX over shared memory, messages of 64 KiB and of 1 MiB (us, MB/s)"
-export UCX_TLS=posix,cma,self,tcp
-pair ucx_perftest -t tag_bw -s 65536 -n 32768
-pair ucx_perftest -t tag_bw -s 1048576 -n 2048
-last='^8 '
-echo "libfabric over UDP: 8 bytes (us per transfer, half a round trip)"
-pair fi_pingpong -p 'udp;ofi_rxd' -e rdm -S 8 -I 5000
+# Notes a figure of a row, whose reference is the other row with the same number.
+note() { echo "$1: $2" >> "$folder/figures"; }
+own() { "$command" $prefix "$bench" --bench "$@" > "$folder/own"; }
+figure() { sed -n "s/^$1 *\([0-9.]*\).*/\1/p" "$folder/own" | tail -n 1; }
+# The median latency is the third word of the last line of ucx_perftest, the bandwidth the sixth.
+latency() { pair Final: "$command" $prefix ucx_perftest "$@" | awk '{ print 1000 * $3 }'; }
+bandwidth() { pair Final: "$command" $prefix ucx_perftest "$@" | awk '{ print $6 * 1.048576 / 1000 }'; }
+
+command=${1:-env}
+[ $# -eq 0 ] || shift
+prefix=$*
+export UCX_NET_DEVICES=lo
+memory=posix,cma,self,tcp
+turn=0
+while [ "$turn" -lt "$turns" ]; do
+    own soft0 trips
+    note '1 SEND of 8 bytes, half a round trip, ns' "$(figure 'SEND on soft0')"
+    note '1 UCX over shared memory, a message' "$(UCX_TLS=$memory latency -t tag_lat -s 8 -n 50000)"
+    own udp trips
+    note '2 SEND of 8 bytes by UDP, half a round trip, ns' "$(figure 'SEND on UDP')"
+    note '2 UCX over TCP, a message' "$(UCX_TLS=tcp latency -t tag_lat -s 8 -n 50000)"
+    note '2 libfabric over UDP, a message' \
+        "$(pair '^8 ' "$command" $prefix fi_pingpong -p 'udp;ofi_rxd' -e rdm -S 8 -I 5000 | awk '{ print 1000 * $7 }')"
+    own soft0 sends
+    note '3 SENDs of 64 KiB, GB/s' "$(figure 'SEND of   64 KiB on soft0')"
+    note '3 UCX over shared memory, messages' "$(UCX_TLS=$memory bandwidth -t tag_bw -s 65536 -n 32768)"
+    note '4 SENDs of 1 MiB, GB/s' "$(figure 'SEND of 1024 KiB on soft0')"
+    note '4 UCX over shared memory, messages' "$(UCX_TLS=$memory bandwidth -t tag_bw -s 1048576 -n 2048)"
+    own soft0 mapped
+    note '5 WRITEs of 64 KiB to mapped memory, GB/s' "$(sed -n '/of   64 KiB/{n;s/WRITEs *\([0-9.]*\).*/\1/p}' "$folder/own")"
+    note '5 UCX over shared memory, puts' "$(UCX_TLS=$memory bandwidth -t ucp_put_bw -s 65536 -n 32768)"
+    own udp writes
+    note '6 WRITEs of 64 KiB by UDP, GB/s' "$(figure 'WRITE of   64 KiB on UDP')"
+    note '6 UCX over TCP, puts' "$(UCX_TLS=tcp bandwidth -t ucp_put_bw -s 65536 -n 20000)"
+    note '7 WRITEs of 1 MiB by UDP, GB/s' "$(figure 'WRITE of 1024 KiB on UDP')"
+    note '7 UCX over TCP, puts' "$(UCX_TLS=tcp bandwidth -t ucp_put_bw -s 1048576 -n 1000)"
+    turn=$((turn + 1))
+done
+
+printf '%-50s%10s%10s%10s\n' 'medians and ranges' median least most
+cut -d: -f1 "$folder/figures" | sort -u | while read -r row; do
+    sed -n "s/^$row: //p" "$folder/figures" | sort -n | awk -v row="${row#? }" '
+        { all[NR] = $1 } END { printf "%-50s%10.2f%10.2f%10.2f\n", row, all[int((NR + 1) / 2)], all[1], all[NR] }'
+done
