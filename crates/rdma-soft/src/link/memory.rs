@@ -203,11 +203,12 @@ impl<D: Receives> Mailbox for Inbox<D> {
         self.queue_turns(&senders);
     }
 
-    fn arrive(&self, letter: Letter) {
+    fn arrive(&self, mut letter: Letter) {
         debug_assert_eq!(index(letter.burst.header.bth.destination.get()), self.index);
         {
             let letters = &mut *locked(&self.letters);
-            letters.arrived.put(letter.numbered(letters.count));
+            letter.number = letters.count;
+            letters.arrived.put(letter);
             letters.count += 1;
         }
         self.entry.queue();

@@ -46,6 +46,10 @@ impl<T> Outbox<T> {
         self.waiting_senders.add(sender);
     }
 
+    pub(super) fn has_waiting_senders(&self) -> bool {
+        !self.waiting_senders.is_empty()
+    }
+
     /// Removes and returns all senders that found no space.
     pub(super) fn take_all_senders(&mut self) -> Vec<Weak<dyn Task>> {
         self.waiting_senders.take(usize::MAX)

@@ -406,10 +406,20 @@ impl<P: Near> SendSide<P> {
             return;
         }
         self.posts = Some(posts);
-        self.transmit(own, aftermath);
+        let more = self.transmit(own, aftermath);
         self.posts = None;
-        if !self.queue.is_empty() {
+        if more || self.has_packets() {
             own.entry.queue();
+        }
+    }
+
+    /// Returns true if a turn may send some of the queue's requests.
+    fn has_packets(&self) -> bool {
+        match self.wire.as_deref() {
+            Some(wire @ Wire { protocol: Protocol::Reliable(protocol), .. }) => {
+                protocol.has_packets(self.admitted(wire))
+            }
+            _ => !self.queue.is_empty(),
         }
     }
 

@@ -158,11 +158,6 @@ impl Letter {
         Self { word, ..self }
     }
 
-    /// Adds the letter's number in the inbox at which it arrived.
-    pub(crate) fn numbered(self, number: u64) -> Self {
-        Self { number, ..self }
-    }
-
     /// Records that all packets before `expected` have been executed, for this letter's connection. Returns true if the
     /// sender of the letter can see this.
     pub(crate) fn store(&self, expected: Psn) -> bool {

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::head::{Decoded, HEAD, MOST, decode, is_void, placed, word_of};
 use super::listener::Guest;
 use super::mapped::given::Giver;
-use super::shared::RingReceiver;
+use super::shared::{GAP, RingReceiver};
 use super::socket::{notify, receive_notification, receive_ring};
 use crate::device::Device;
 use crate::device::arrivals::{answer_soon, is_for_nobody};
@@ -154,15 +154,16 @@ impl Inlet {
 
     /// Reads a message into a buffer of the inbox of its receiver, and passes the message to the inbox.
     fn read(self: &Arc<Self>, reading: &mut Reading) -> RingRead {
-        let mut head = [0; HEAD];
+        let mut begin = [0; GAP as usize + HEAD];
         let Some(ring) = self.ring.get() else { return RingRead::Nothing };
-        let message = match ring.next(&mut head) {
+        let message = match ring.next(&mut begin) {
             Ok(Some(message)) => message,
             Ok(None) => return RingRead::Nothing,
             Err(_) => return RingRead::Malformed,
         };
         let behind = message.length.checked_sub(HEAD);
-        let Some((behind, first)) = behind.zip(decode(self.device, &head)) else {
+        let Some(head) = begin.last_chunk() else { return RingRead::Malformed };
+        let Some((behind, first)) = behind.zip(decode(self.device, head)) else {
             return RingRead::Malformed;
         };
         // Otherwise, the other bursts of each message could fill their inboxes without limit.
@@ -186,16 +187,18 @@ impl Inlet {
             inbox.give_back(buffer);
             return RingRead::Malformed;
         }
-        let first = self.letter(&head, first, buffer);
-        for letter in std::iter::once(first).chain(reading.letters.drain(..)) {
-            if is_for_nobody(self.device, &letter.path, &letter.burst, false) {
-                self.driver.note_useless();
-                self.give_back(letter);
-            } else {
-                self.inbox_of(&letter.burst).arrive(letter);
-            }
-        }
+        self.deliver(self.letter(head, first, buffer));
+        reading.letters.drain(..).for_each(|letter| self.deliver(letter));
         RingRead::Message
+    }
+
+    /// Passes a letter to its inbox.
+    fn deliver(&self, letter: Letter) {
+        if is_for_nobody(self.device, &letter.path, &letter.burst, false) {
+            self.driver.note_useless();
+            return self.give_back(letter);
+        }
+        self.inbox_of(&letter.burst).arrive(letter);
     }
 
     /// Returns the inbox for the receiver of these packets.

@@ -1,6 +1,8 @@
 //! The sending end of a connection to one slot of another process. It has a message ring in memory that both processes
 //! share, and a connection on which each side notifies the other.
 
+mod writing;
+
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
@@ -17,7 +19,7 @@ use super::questions::covers;
 use super::queues::{Message, Queues};
 use super::shared::RingSender;
 use super::silence::Silence;
-use super::socket::{NOTIFICATIONS, notify, receive_file, receive_notification_or_find_file};
+use super::socket::{NOTIFICATIONS, receive_file, receive_notification_or_find_file};
 use crate::device::Device;
 use crate::engine::adapter::notices::{Endpoints, Reason};
 use crate::engine::wire::Carrier;
@@ -43,9 +45,6 @@ const RETRY: Duration = Duration::from_millis(100);
 /// to receive a file.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// The maximum number of messages that one turn writes.
-const MESSAGES: u32 = 64;
-
 /// A slot of another process.
 #[derive(Debug)]
 pub(crate) struct Neighbor {
@@ -61,6 +60,8 @@ pub(crate) struct Neighbor {
     claims: Claims,
     /// Locked by the thread that writes, so that messages stay in order. The message is empty while it is not locked.
     writing: Mutex<Message>,
+    /// Whether the process must be notified of bursts that were [written at once](Self::write_at_once).
+    owes_notification: AtomicBool,
     /// The memory of the process that this one has mapped.
     received: Received,
     /// Whether receiving files is postponed, because other processes hold up all threads that could close them, this
@@ -93,6 +94,7 @@ impl Neighbor {
             queues: Mutex::default(),
             claims: Claims::default(),
             writing: Mutex::default(),
+            owes_notification: AtomicBool::new(false),
             received: Received::default(),
             backs_off: AtomicBool::new(false),
             own: Weak::clone(weak),
@@ -133,82 +135,6 @@ impl Neighbor {
         self.claims.end_grants();
         self.queue_turns(&users);
         self.queue_turns(&senders);
-    }
-
-    /// Writes waiting messages. Returns true if there are more and the ring accepts more.
-    fn write(&self, message: &mut Message) -> bool {
-        match self.handshake.answer(&self.connection) {
-            Ok(true) => {}
-            Ok(false) => self.entry.set_timer(self.device.fabric.clock.now() + RETRY),
-            Err(_) => {
-                self.disconnect();
-                return false;
-            }
-        }
-        for _ in 0..MESSAGES {
-            locked(&self.queues).fill(self.device, message);
-            if message.is_empty() {
-                return false;
-            }
-            match self.send_message(message) {
-                Ok(true) => {
-                    locked(&self.queues).has_written(message);
-                }
-                Ok(false) => {
-                    self.put_back(message);
-                    if !self.finds_space() {
-                        return false;
-                    }
-                }
-                // Linux reports a lack of memory for the ring in one of these ways.
-                Err(Errno::NOMEM | Errno::FAULT) => {
-                    self.put_back(message);
-                    self.entry.set_timer(self.device.fabric.clock.now() + AGAIN);
-                    return false;
-                }
-                Err(_) => {
-                    message.clear();
-                    self.disconnect();
-                    return false;
-                }
-            }
-        }
-        true
-    }
-
-    /// Writes a message to the ring. Returns true if there was space for it.
-    fn send_message(&self, message: &Message) -> rustix::io::Result<bool> {
-        let parts = message.iter().flat_map(|(head, letter)| [&head[..], letter.payload()]);
-        let written = self.ring.write(parts)?;
-        if written == Some(true) && !self.notify() {
-            self.ring.notification_failed();
-        }
-        Ok(written.is_some())
-    }
-
-    /// Notifies the process, if it has the ring; otherwise, it finds all messages when it receives the ring. Returns
-    /// false if there is no memory for the notification.
-    fn notify(&self) -> bool {
-        !self.handshake.is_complete() || notify(&self.connection)
-    }
-
-    fn put_back(&self, message: &mut Message) {
-        let queues = &mut *locked(&self.queues);
-        if self.has_ended() {
-            return message.clear();
-        }
-        queues.put_back(message);
-    }
-
-    /// Handles a full ring: requests a notification of space. Returns true if there is space already.
-    fn finds_space(&self) -> bool {
-        let now = self.device.fabric.clock.now();
-        // If the ring is broken, returns true, because the next write then finds the error.
-        let finds = self.ring.wait().unwrap_or(true);
-        if !finds {
-            self.begin_silence(now, true);
-        }
-        finds
     }
 
     /// Receives what the process sends on the connection: a request for the ring, a notification, or a file.
@@ -409,7 +335,7 @@ impl Carrier for Neighbor {
     fn send(self: Arc<Self>, letter: Letter) {
         {
             let queues = &mut *locked(&self.queues);
-            if self.has_ended() {
+            if self.has_ended() || self.write_at_once(queues, &letter) {
                 return queues.connections.take_back(letter.into_buffer());
             }
             queues.put(letter);
@@ -535,6 +461,7 @@ impl Watched for Neighbor {
         !locked(&self.queues).is_empty()
             || self.writing.try_lock().is_err()
             || !self.handshake.is_complete()
+            || self.owes_notification.load(Ordering::Relaxed)
     }
 
     fn is_used(&self) -> bool {

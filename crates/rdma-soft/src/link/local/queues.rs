@@ -128,6 +128,10 @@ impl Queues {
         let of_connections = message.iter().filter(|(_, letter)| letter.datagram.is_none());
         self.questions.note_written(of_connections.count() as u64);
         message.drain(..).for_each(|(_, letter)| self.connections.keep(letter.into_buffer()));
+        self.note_written();
+    }
+
+    fn note_written(&mut self) {
         // Alternated only after a write. If each attempt alternated, one kind might find space each time and the other
         // never.
         self.datagrams_first = !self.datagrams_first;
@@ -135,6 +139,18 @@ impl Queues {
         if !self.questions.are_open() {
             self.silence.end();
         }
+    }
+
+    /// Returns true if nothing waits for the process, or for space.
+    pub(super) fn are_idle(&self) -> bool {
+        self.is_empty() && !self.connections.has_waiting_senders()
+    }
+
+    /// Records that a burst of a connection was written without waiting. Its buffer is returned separately.
+    pub(super) fn has_written_at_once(&mut self) {
+        self.questions.note_put();
+        self.questions.note_written(1);
+        self.note_written();
     }
 
     /// Puts the bursts of a message back at the front of the queues, because the ring has no space for them.

@@ -43,7 +43,7 @@ const ALIGN: u32 = 64;
 /// which takes some microseconds.
 const PATIENCE: u32 = 128;
 /// The number of bytes before a message, chosen so that a short message occupies two cache lines.
-const GAP: u32 = 16;
+pub(super) const GAP: u32 = 16;
 
 /// The words before the ring.
 #[repr(C)]
@@ -220,6 +220,14 @@ impl RingSender {
         }
     }
 
+    /// Returns true if a message of `length` bytes has pages, so that writing it makes no system call.
+    pub(super) fn has_pages(&self, length: usize) -> bool {
+        let allocated = self.allocated.load(Ordering::Relaxed);
+        let end = |taken| u64::from(self.tail.load(Ordering::Relaxed)) + u64::from(taken);
+        allocated >= CAPACITY
+            || ring_bytes(length).is_some_and(|taken| end(taken) <= u64::from(allocated))
+    }
+
     /// Asks, as question number `question`, whether everything written before is executed. The caller notifies the
     /// receiver.
     pub(super) fn ask(&self, question: u32) {
@@ -308,24 +316,23 @@ impl RingReceiver {
         unread.is_ok_and(|unread| unread != Ok(0))
     }
 
-    /// Reads the first bytes of the next message. Returns `None` if there is no message. [`take`](Self::take) reads the
-    /// rest.
+    /// Reads the [`GAP`] bytes before the next message, and its first bytes. Bytes after its end are arbitrary. Returns
+    /// `None` if there is no message. [`take`](Self::take) reads the rest.
     ///
     /// # Errors
     /// Fails if the sender has violated the protocol: the message's length does not fit the ring.
-    pub(super) fn next(&self, first: &mut [u8]) -> Result<Option<Message>> {
+    pub(super) fn next<const N: usize>(&self, first: &mut [u8; N]) -> Result<Option<Message>> {
+        const { assert!(N >= GAP as usize) };
         let words = self.memory.words()?;
         let head = self.head.load(Ordering::Relaxed);
         let unread = words.unread(head).map_err(|Broken| Errno::PROTO)?;
         if unread == 0 {
             return Ok(None);
         }
-        let (ring, mut prefix) = (self.memory.ring(head), [0; 4]);
-        let _ = Reach::Mapped.collect_bytes(&ring, 0, &mut prefix);
-        let length = u32::from_le_bytes(prefix) as usize;
+        let _ = Reach::Mapped.collect_bytes(&self.memory.ring(head), 0, first);
+        let length = first.first_chunk().map_or(0, |&length| u32::from_le_bytes(length)) as usize;
         let taken = ring_bytes(length).filter(|&taken| taken <= unread).ok_or(Errno::PROTO)?;
-        let read = length.min(first.len());
-        let _ = Reach::Mapped.collect_bytes(&ring, GAP.into(), &mut first[..read]);
+        let read = length.min(N - GAP as usize);
         Ok(Some(Message { length, read, taken, unread }))
     }
 

@@ -84,8 +84,19 @@ impl Reach {
         lead: u64,
     ) -> Result<(), Fault> {
         let source = own(bytes);
+        if let Some(sink) = self.in_first(sink, lead, source.length) {
+            copy_segment(source.address, sink, source.length);
+            return Ok(());
+        }
         let sources = Cursor::at(slice::from_ref(&source), 0);
         self.copy(sources, Cursor::at(sink, lead), source.length)
+    }
+
+    /// Returns the address of bytes of a list, if they are mapped and inside the first segment.
+    #[inline]
+    fn in_first(self, list: &[Segment], lead: u64, length: u64) -> Option<u64> {
+        let first = list.first().filter(|first| first.mapped || matches!(self, Self::Mapped))?;
+        (lead.checked_add(length)? <= first.length).then(|| first.address + lead)
     }
 
     /// Copies the first `length` bytes of a message to a list of segments, after a header or the space for one.
@@ -123,6 +134,10 @@ impl Reach {
         let (address, length) = (bytes.as_mut_ptr().expose_provenance() as u64, bytes.len() as u64);
         // SAFETY: the bytes are borrowed exclusively until the copy is done, and they are exposed here (SAFETY.md F7).
         let sink = unsafe { Segment::new(address, length) };
+        if let Some(source) = self.in_first(source, lead, length) {
+            copy_segment(source, sink.address, length);
+            return Ok(());
+        }
         self.copy(Cursor::at(source, lead), Cursor::at(slice::from_ref(&sink), 0), length)
     }
 

@@ -87,7 +87,7 @@ impl Scene {
 
     fn read_alone(&self) -> Option<usize> {
         let mut bytes = vec![0; 100_000];
-        Some(take(&self.ring, &mut [], &mut bytes).unwrap()?.0.length)
+        Some(take(&self.ring, &mut [0; GAP as usize], &mut bytes).unwrap()?.0.length)
     }
 
     /// Reads everything. Returns the numbers of datagrams and of bursts of connections.
@@ -109,6 +109,20 @@ impl Scene {
     fn stalled(&self) -> u64 {
         self.device.tally.counters().stalled
     }
+}
+
+/// Long bursts are written in turns, and short ones do not overtake them.
+#[test]
+fn a_short_burst_is_written_at_once_unless_others_wait() {
+    static WORLD: World = World::new();
+    let scene = Scene::new(&WORLD);
+    scene.send_on_connection();
+    assert_eq!(scene.read_alone(), Some(head::HEAD));
+    scene.send_much_on_connection();
+    scene.send_on_connection();
+    assert_eq!(scene.read_alone(), None);
+    assert_eq!(scene.read(), Some(2 * head::HEAD + (60 << 10)));
+    assert_eq!(scene.read(), None);
 }
 
 #[test]

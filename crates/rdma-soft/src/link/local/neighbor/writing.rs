@@ -1,0 +1,129 @@
+//! Writing bursts to the ring: in turns of the neighbor, or at once.
+//!
+//! The call that sends a burst holds locks of the engine. If the burst is short, it writes the burst at once, but it
+//! waits for no lock, and makes no system call. If the process must be notified of the burst, a turn does that.
+
+use rustix::io::Errno;
+
+use super::{AGAIN, Neighbor, RETRY};
+use crate::engine::wire::Carrier as _;
+use crate::engine::wire::letter::Letter;
+use crate::link::local::head::{HEAD, encode};
+use crate::link::local::queues::{Message, Queues};
+use crate::link::local::socket::notify;
+use crate::sync::{Ordering, locked_in_models as locked};
+
+/// The maximum number of messages that one turn writes.
+const MESSAGES: u32 = 64;
+
+/// The longest payload in bytes of a burst that is written at once.
+const SHORT: usize = 4096;
+
+impl Neighbor {
+    /// Writes waiting messages. Returns true if there are more and the ring accepts more.
+    pub(super) fn write(&self, message: &mut Message) -> bool {
+        self.notify_of_bursts();
+        match self.handshake.answer(&self.connection) {
+            Ok(true) => {}
+            Ok(false) => self.entry.set_timer(self.device.fabric.clock.now() + RETRY),
+            Err(_) => {
+                self.disconnect();
+                return false;
+            }
+        }
+        for _ in 0..MESSAGES {
+            locked(&self.queues).fill(self.device, message);
+            if message.is_empty() {
+                return false;
+            }
+            match self.send_message(message) {
+                Ok(true) => {
+                    locked(&self.queues).has_written(message);
+                }
+                Ok(false) => {
+                    self.put_back(message);
+                    if !self.finds_space() {
+                        return false;
+                    }
+                }
+                // Linux reports a lack of memory for the ring in one of these ways.
+                Err(Errno::NOMEM | Errno::FAULT) => {
+                    self.put_back(message);
+                    self.entry.set_timer(self.device.fabric.clock.now() + AGAIN);
+                    return false;
+                }
+                Err(_) => {
+                    message.clear();
+                    self.disconnect();
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Writes a message to the ring. Returns true if there was space for it.
+    fn send_message(&self, message: &Message) -> rustix::io::Result<bool> {
+        let parts = message.iter().flat_map(|(head, letter)| [&head[..], letter.payload()]);
+        let written = self.ring.write(parts)?;
+        if written == Some(true) && !self.notify() {
+            self.ring.notification_failed();
+        }
+        Ok(written.is_some())
+    }
+
+    /// Notifies the process, if it has the ring; otherwise, it finds all messages when it receives the ring. Returns
+    /// false if there is no memory for the notification.
+    pub(super) fn notify(&self) -> bool {
+        !self.handshake.is_complete() || notify(&self.connection)
+    }
+
+    fn put_back(&self, message: &mut Message) {
+        let queues = &mut *locked(&self.queues);
+        if self.has_ended() {
+            return message.clear();
+        }
+        queues.put_back(message);
+    }
+
+    /// Handles a full ring: requests a notification of space. Returns true if there is space already.
+    fn finds_space(&self) -> bool {
+        let now = self.device.fabric.clock.now();
+        // If the ring is broken, returns true, because the next write then finds the error.
+        let finds = self.ring.wait().unwrap_or(true);
+        if !finds {
+            self.begin_silence(now, true);
+        }
+        finds
+    }
+
+    /// Writes a burst of a connection to the ring at once, if it is short, nothing else waits, and the ring has space.
+    /// Returns true if it was written. The caller then takes its buffer back.
+    pub(super) fn write_at_once(&self, queues: &mut Queues, letter: &Letter) -> bool {
+        let length = letter.payload().len();
+        if letter.datagram.is_some() || length > SHORT || !self.handshake.is_complete() {
+            return false;
+        }
+        if !queues.are_idle() || !self.ring.has_pages(HEAD + length) {
+            return false;
+        }
+        // Another thread may be writing earlier bursts.
+        let Ok(_writing) = self.writing.try_lock() else { return false };
+        let Some(head) = encode(self.device, letter) else { return false };
+        let parts = [&head[..], letter.payload()];
+        let Ok(Some(must_notify)) = self.ring.write(parts.into_iter()) else { return false };
+        queues.has_written_at_once();
+        if must_notify {
+            self.owes_notification.store(true, Ordering::Relaxed);
+            self.entry.queue();
+        }
+        true
+    }
+
+    /// Notifies the process of bursts that were written at once. The caller holds no lock of the engine.
+    fn notify_of_bursts(&self) {
+        if self.owes_notification.swap(false, Ordering::Relaxed) && !self.notify() {
+            self.ring.notification_failed();
+        }
+    }
+}
