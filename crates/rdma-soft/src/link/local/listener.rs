@@ -154,7 +154,7 @@ impl Task for Listener {
 pub(super) struct Guest {
     /// The process ID, if the process has one in this namespace.
     process: Option<ProcessId>,
-    /// What is known about the process, or about this connection if the process has no ID.
+    /// The conduct of the process, or of this connection if the process has no ID.
     conduct: Arc<Conduct>,
 }
 

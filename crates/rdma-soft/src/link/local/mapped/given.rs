@@ -149,7 +149,7 @@ impl RegionFile {
     }
 }
 
-/// What is known about another process.
+/// The conduct of another process.
 #[derive(Debug, Default)]
 pub(in crate::link::local) struct Conduct {
     /// Whether the process has stayed in a [visit](crate::engine::wire::grant::wait_for_visits) for too long.
