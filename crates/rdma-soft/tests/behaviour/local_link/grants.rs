@@ -10,7 +10,7 @@ use rdma_soft::{Builder, Peers, SoftDevice};
 use rdma_sys::{
     ibv_qp_type, ibv_wc_opcode as Done, ibv_wc_status as Status, ibv_wr_opcode as Opcode,
 };
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::io::{Errno, pread, pwrite};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use test_support::rig::connect::{Endpoint, Knobs, Side, connect};
@@ -35,6 +35,8 @@ const VISITS: u64 = 13_312;
 const IOVA: u64 = 0x1000_0000;
 const RKEY: u32 = 0x1234;
 const LENGTH: u64 = 64 << 10;
+/// The length of a huge page.
+const HUGE: u64 = 2 << 20;
 
 /// The contents of a grant (`src/link/local/mapped.rs`).
 #[derive(Clone, Copy)]
@@ -62,6 +64,13 @@ fn whole(length: u64) -> OwnedFd {
     let file = file(length, SEALS);
     fallocate(&file, FallocateFlags::empty(), 0, length).unwrap();
     file
+}
+
+/// Returns a file of this length that had a name in this folder.
+fn named(folder: &str, length: u64) -> OwnedFd {
+    let file = tempfile::tempfile_in(folder).unwrap();
+    file.set_len(length).unwrap();
+    file.into()
 }
 
 /// A queue pair of this process that is connected to a hostile one, which gives it grants.
@@ -150,6 +159,10 @@ fn files_that_no_device_sends_end_the_connection() {
             let file = file(VERSIONS_LENGTH, rustix::fs::SealFlags::GROW);
             assert!(say(&victim.from.socket, &[VERSIONS], &[file.as_fd()]));
         }),
+        ("versions in a file of tmpfs", |victim| {
+            let file = named("/dev/shm", VERSIONS_LENGTH);
+            assert!(say(&victim.from.socket, &[VERSIONS], &[file.as_fd()]));
+        }),
         ("versions twice", |victim| drop([victim.versions(), victim.versions()])),
         ("versions with more bytes", |victim| {
             let file = whole(VERSIONS_LENGTH);
@@ -166,6 +179,19 @@ fn files_that_no_device_sends_end_the_connection() {
             let _versions = victim.versions();
             let (socket, bytes) = (&victim.from.socket, Terms::FINE.bytes());
             assert!(say(socket, &bytes, &[socket.as_fd()]));
+        }),
+        ("a grant of a file of another file system", |victim| {
+            victim.grant(Terms::FINE, &named("/var/tmp", LENGTH));
+        }),
+        // Without huge pages, the system may still have such files.
+        ("a grant of huge pages", |victim| {
+            let flags = MemfdFlags::HUGETLB | MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC;
+            let Ok(file) = memfd_create("huge", flags) else {
+                return victim.grant(Terms::FINE, &named("/var/tmp", LENGTH));
+            };
+            ftruncate(&file, HUGE).unwrap();
+            rustix::fs::fcntl_add_seals(&file, SEALS).unwrap();
+            victim.grant(Terms { length: HUGE, ..Terms::FINE }, &file);
         }),
         ("a grant of another length", |victim| victim.grant(Terms::FINE, &whole(LENGTH + 4096))),
         ("an empty grant", |victim| {

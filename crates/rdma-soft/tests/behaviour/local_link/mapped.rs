@@ -21,16 +21,14 @@ use crate::two_processes::near::{MAPPED, Near, PATIENT};
 use crate::two_processes::peer::{LENGTH, Peer, read, simulate_earlier_kernel, sum};
 
 /// Executes a command of the second process, besides the usual ones.
-pub(crate) fn act(command: &str, words: &[&str], memory: &Mr, side: &Side) -> String {
+pub(crate) fn act(command: &str, words: &[&str], memory: &Mr, side: &mut Side) -> String {
     let number = |n: usize| words[n].parse::<usize>().unwrap();
     match command {
         // The process ends without destroying the region again.
         "deregister" => deregister(memory.mr),
-        "fail" => {
-            let attr =
-                ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_ERR, ..ibv_qp_attr::default() };
-            assert_eq!(side.qp.modify(attr, ibv_qp_attr_mask::IBV_QP_STATE.0), 0);
-        }
+        "fail" => assert_eq!(side.qp.to_state(ibv_qp_state::IBV_QPS_ERR), 0),
+        "reset" => assert_eq!(side.qp.to_state(ibv_qp_state::IBV_QPS_RESET), 0),
+        "destroy" => side.qp.destroy(),
         "permit" => {
             let access = u32::try_from(number(0)).unwrap();
             let attr = ibv_qp_attr { qp_access_flags: access, ..ibv_qp_attr::default() };
@@ -404,12 +402,16 @@ fn a_deregistered_region_is_not_written() {
 }
 
 #[test]
-fn memory_is_not_written_through_a_queue_pair_in_error() {
-    let mut pair = Pair::new("mapped-error", &HASTY);
-    pair.use_grant();
-    pair.near.peer.ask("fail");
-    pair.expect_refusal(Status::IBV_WC_RETRY_EXC_ERR);
-    pair.near.peer.end();
+fn memory_is_not_written_through_a_queue_pair_that_does_not_listen() {
+    for (name, revoke) in
+        [("mapped-error", "fail"), ("mapped-reset", "reset"), ("mapped-destroyed", "destroy")]
+    {
+        let mut pair = Pair::new(name, &HASTY);
+        pair.use_grant();
+        pair.near.peer.ask(revoke);
+        pair.expect_refusal(Status::IBV_WC_RETRY_EXC_ERR);
+        pair.near.peer.kill();
+    }
 }
 
 #[test]

@@ -505,9 +505,9 @@ impl World {
         numbers.collect::<Vec<_>>().join(" ")
     }
 
-    fn with_side(&self, command: &str, words: &[&str]) -> String {
+    fn with_side(&mut self, command: &str, words: &[&str]) -> String {
         let number = |n: usize| words[n].parse::<usize>().unwrap();
-        let (memory, side) = self.side.as_ref().unwrap();
+        let (memory, side) = self.side.as_mut().unwrap();
         match command {
             "connect" => {
                 let [timeout, retries, rnr_retries, min_rnr_timer] =
