@@ -380,6 +380,7 @@ pub(crate) fn transmit(
         if up {
             let mut letter = Letter::new(route.path, burst, None, buffer).with_word(word);
             letter.placed = placed;
+            letter.is_alone = !more;
             send(own, outlet, letter);
         } else {
             lost(Reason::PortDown, &burst);

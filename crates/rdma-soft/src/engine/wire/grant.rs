@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::engine::wire::letter::ExecutedWords;
 use crate::engine::wire::word::WordKey;
-use crate::fabric::clock::Clock;
+use crate::fabric::clock::{Clock, Time};
 use crate::memory::copy::Segment;
 use crate::sync::backoff::Backoff;
 
@@ -138,14 +138,19 @@ pub(crate) struct Visited {
 const LONGEST_VISIT: Duration = Duration::from_millis(10);
 
 /// Waits for visits that began before their grants were revoked. A process that stays in a visit for too long gets no
-/// further grants, and none of its visits is waited for any longer. So a process can delay one call, once. The caller
-/// holds no lock of a queue pair.
+/// further grants, and no visit of this connection is waited for any longer. So each connection of a process can delay
+/// one call, once. The caller holds no lock of a queue pair.
 pub(crate) fn wait_for_visits(clock: &Clock, visited: impl IntoIterator<Item = Visited>) {
-    for Visited { words, index } in visited {
-        let Some(words) = words.upgrade() else { continue };
+    // Each process has its own time, because the previous one may be hostile.
+    let mut last: Option<(Weak<dyn ExecutedWords>, Time)> = None;
+    for Visited { words: process, index } in visited {
+        let Some(words) = process.upgrade() else { continue };
         let Some(visit) = words.visit(index) else { continue };
-        // Each visit has its own time, because the previous one may be that of a hostile process.
-        let deadline = clock.now() + LONGEST_VISIT;
+        let deadline = match last {
+            Some((last, deadline)) if last.ptr_eq(&process) => deadline,
+            _ => clock.now() + LONGEST_VISIT,
+        };
+        last = Some((process, deadline));
         let mut backoff = Backoff::default();
         while words.visit(index) == Some(visit) {
             if clock.now() > deadline {
@@ -171,14 +176,17 @@ mod tests {
         clock: Arc<Clock>,
         /// The number of looks that find a visit.
         stays: u32,
+        /// The number of looks after which another visit begins.
+        visit: AtomicU32,
         looks: AtomicU32,
         ended: AtomicBool,
     }
 
     impl Process {
         fn new(clock: &Arc<Clock>, stays: u32) -> Arc<Self> {
-            let (looks, ended) = (AtomicU32::new(0), AtomicBool::new(false));
-            Arc::new(Self { clock: Arc::clone(clock), stays, looks, ended })
+            let [looks, visit] = [0, u32::MAX].map(AtomicU32::new);
+            let ended = AtomicBool::new(false);
+            Arc::new(Self { clock: Arc::clone(clock), stays, visit, looks, ended })
         }
 
         fn visited(self: &Arc<Self>, index: usize) -> Visited {
@@ -201,7 +209,8 @@ mod tests {
         fn visit(&self, _: usize) -> Option<u32> {
             self.clock.advance_to(self.clock.now() + Duration::from_millis(1));
             let looks = self.looks.fetch_add(1, Ordering::Relaxed);
-            (looks < self.stays && !self.has_ended()).then_some(1)
+            let visit = looks / self.visit.load(Ordering::Relaxed);
+            (looks < self.stays && !self.has_ended()).then_some(visit)
         }
 
         fn end_grants(&self) {
@@ -223,5 +232,16 @@ mod tests {
             6,
             "the wait lasted until the visit ended"
         );
+    }
+
+    /// The process leaves each of its visits in time, but all of them together take too long.
+    #[test]
+    fn many_visits_of_a_process_have_one_limit() {
+        let clock = Arc::new(Clock::Virtual(AtomicU64::new(1)));
+        let process = Process::new(&clock, u32::MAX);
+        process.visit.store(8, Ordering::Relaxed);
+        wait_for_visits(&clock, (0..100).map(|index| process.visited(index)));
+        assert!(process.has_ended());
+        assert!(process.looks.load(Ordering::Relaxed) < 200, "each visit had its own limit");
     }
 }

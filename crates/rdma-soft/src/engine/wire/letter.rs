@@ -29,6 +29,8 @@ pub(crate) struct Letter {
     /// The number of bytes of the same message before the payload, which the sender has written to this process's memory
     /// itself. Not 0 only for the last packet of a WRITE with immediate data, from another process.
     pub(crate) placed: u32,
+    /// Whether its sender sends nothing else in the same turn, so that nothing is gained by waiting for other letters.
+    pub(crate) is_alone: bool,
     payload: Box<[u8]>,
     /// The number of letters that arrived at the inbox before this one.
     pub(crate) number: u64,
@@ -119,7 +121,7 @@ impl Letter {
         payload: Box<[u8]>,
     ) -> Self {
         debug_assert!(burst.length as usize <= payload.len());
-        let [from_outside, is_void, was_kept] = [false; 3];
+        let [from_outside, is_void, was_kept, is_alone] = [false; 4];
         let (number, placed, word, words) = (0, 0, None, None);
         Self {
             path,
@@ -128,6 +130,7 @@ impl Letter {
             is_void,
             was_kept,
             placed,
+            is_alone,
             payload,
             number,
             from_outside,

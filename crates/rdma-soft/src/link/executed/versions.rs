@@ -180,6 +180,14 @@ mod loom_tests {
             }
         }
 
+        /// Revokes the grant, and looks a few times whether the visit has ended. Returns false if it has not.
+        fn revoke_impatiently(&self) -> bool {
+            self.versions.bump(0);
+            ordered();
+            let visit = self.visits.current(0);
+            visit.is_none() || (0..2).any(|_| self.visits.current(0) != visit)
+        }
+
         fn memory(&self) -> [u32; 2] {
             [0, 1].map(|n: usize| self.memory[n].load(Ordering::Relaxed))
         }
@@ -239,6 +247,31 @@ mod loom_tests {
                 assert_eq!((receive(), found == [7; 2]), (written, written));
             });
         }
+    }
+
+    /// The user dies within a visit, or stays there. The owner stops waiting, and the process writes under no grant any
+    /// more. If the owner finds no visit, nothing was written.
+    #[test]
+    fn loom_a_visit_without_end_does_not_hold_up_the_owner() {
+        loom::model(|| {
+            let shared = Arc::new(Shared::default());
+            let user = thread::spawn({
+                let shared = Arc::clone(&shared);
+                move || {
+                    shared.visits.begin(0);
+                    let valid = shared.versions.get(0) == Some(0);
+                    if valid {
+                        shared.memory[0].store(7, Ordering::Relaxed);
+                    }
+                    valid
+                }
+            });
+            let has_ended = shared.revoke_impatiently();
+            let valid = user.join().unwrap();
+            assert!(!(has_ended && valid));
+            assert_eq!(shared.memory(), if valid { [7, 0] } else { [0; 2] });
+            assert!(!shared.write(9), "a later visit does not find the changed version");
+        });
     }
 
     /// The owner waits only for the visit that it has found, not for later ones.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::event::epoll;
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{SocketFlags, accept_with};
-use rustix::process::{Resource, geteuid, getrlimit};
+use rustix::process::{Pid, Resource, geteuid, getrlimit, test_kill_process};
 
 use super::inlet::Inlet;
 use super::mapped::given::{Conduct, Files, Giver};
@@ -159,17 +159,35 @@ pub(super) struct Guest {
 }
 
 /// The open connections from other processes.
-static GUESTS: std::sync::Mutex<Guests> =
-    std::sync::Mutex::new(Guests { all: 0, by_process: BTreeMap::new() });
+static GUESTS: std::sync::Mutex<Guests> = std::sync::Mutex::new(Guests {
+    all: 0,
+    by_process: BTreeMap::new(),
+    remembered: BTreeMap::new(),
+});
 
 struct Guests {
     all: usize,
-    /// The connections and the conduct of each process. Those that get no grants stay here without connections.
+    /// The number of connections of each process, and its conduct.
     by_process: BTreeMap<ProcessId, (usize, Arc<Conduct>)>,
+    /// Running processes without connections that get no grants.
+    remembered: BTreeMap<ProcessId, Arc<Conduct>>,
 }
 
-/// The number of processes above which a process without connections is forgotten.
-const MOST_REMEMBERED: usize = MOST;
+/// The maximum number of processes without connections that are remembered.
+const MOST_REMEMBERED: usize = 1024;
+
+impl Guests {
+    /// Returns the connections of a process, and its conduct.
+    fn of(&mut self, process: ProcessId) -> &mut (usize, Arc<Conduct>) {
+        // The ID of a process that has ended may belong to another one now.
+        self.remembered.retain(|process, _| {
+            Pid::from_raw(process.get())
+                .is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
+        });
+        let conduct = self.remembered.remove(&process).unwrap_or_default();
+        self.by_process.entry(process).or_insert((0, conduct))
+    }
+}
 
 impl Guest {
     /// Counts another connection from a process. Returns `None` if there are too many.
@@ -183,7 +201,7 @@ impl Guest {
         }
         let conduct = match process {
             Some(process) => {
-                let (count, conduct) = guests.by_process.entry(process).or_default();
+                let (count, conduct) = guests.of(process);
                 if *count >= MOST_OF_PROCESS {
                     return None;
                 }
@@ -201,14 +219,15 @@ impl Drop for Guest {
     fn drop(&mut self) {
         let guests = &mut *locked(&GUESTS);
         guests.all -= 1;
-        let forgets = !self.conduct.stays_in_visits() || guests.by_process.len() > MOST_REMEMBERED;
-        if let Some(process) = self.process
-            && let Some((count, _)) = guests.by_process.get_mut(&process)
-        {
-            *count -= 1;
-            if *count == 0 && forgets {
-                guests.by_process.remove(&process);
-            }
+        let Some(process) = self.process else { return };
+        let Some((count, _)) = guests.by_process.get_mut(&process) else { return };
+        *count -= 1;
+        if *count > 0 {
+            return;
+        }
+        guests.by_process.remove(&process);
+        if self.conduct.stays_in_visits() && guests.remembered.len() < MOST_REMEMBERED {
+            guests.remembered.insert(process, Arc::clone(&self.conduct));
         }
     }
 }

@@ -60,7 +60,7 @@ pub(crate) struct Neighbor {
     claims: Claims,
     /// Locked by the thread that writes, so that messages stay in order. The message is empty while it is not locked.
     writing: Mutex<Message>,
-    /// Whether the process must be notified of bursts that were [written at once](Self::write_at_once).
+    /// Whether the process must be notified of what was written.
     owes_notification: AtomicBool,
     /// The memory of the process that this one has mapped.
     received: Received,

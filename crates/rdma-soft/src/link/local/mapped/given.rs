@@ -231,7 +231,7 @@ impl Giver {
 
     /// Lends a version. Returns `None` if the other process gets no grants, or if none is left.
     pub(in crate::link::local) fn lend(&self) -> Option<Version> {
-        let words = self.words().filter(|_| !self.has_ended())?;
+        let words = self.words().filter(|_| !self.gives_nothing())?;
         let indexes = &mut *locked(&self.indexes);
         let index = match indexes.free.pop() {
             Some(index) => index,
@@ -243,7 +243,7 @@ impl Giver {
         };
         let value = words.get(index)?;
         // Either this thread sees here that grants have ended, or the end changes the value just read.
-        (!self.has_ended()).then_some(Version { index, value })
+        (!self.gives_nothing()).then_some(Version { index, value })
     }
 
     /// Makes the grants with a version invalid, and takes the version back.
@@ -255,7 +255,8 @@ impl Giver {
         }
     }
 
-    /// Gives no grants to the process on any connection, because it has stayed in a visit for too long.
+    /// Makes all grants of this connection invalid, because the process has stayed in a visit for too long. It gets no
+    /// others, on any connection.
     pub(in crate::link::local) fn end_of_process(&self) {
         self.conduct.stays_in_visits.store(true, Ordering::Relaxed);
         self.end();
@@ -273,9 +274,14 @@ impl Giver {
         }
     }
 
-    /// Returns true if the other process gets no further grants.
+    /// Returns true if all grants of this connection are invalid.
     pub(in crate::link::local) fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Relaxed) || self.conduct.stays_in_visits()
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if the other process gets no further grants on this connection. It may still use earlier ones.
+    fn gives_nothing(&self) -> bool {
+        self.has_ended() || self.conduct.stays_in_visits()
     }
 
     /// Records a grant that the other process should get. Drops it if too many are recorded, because the process may
@@ -295,7 +301,7 @@ impl Giver {
         to: &Arc<dyn ExecutedWords>,
     ) -> bool {
         loop {
-            let want = locked(&self.wants).pop_front().filter(|_| !self.has_ended());
+            let want = locked(&self.wants).pop_front().filter(|_| !self.gives_nothing());
             let Some(want) = want else { return false };
             let Some((terms, file)) = self.files.terms(&want, to) else { continue };
             let file = file.file.get();

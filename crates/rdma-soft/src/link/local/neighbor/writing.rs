@@ -22,7 +22,7 @@ const SHORT: usize = 4096;
 impl Neighbor {
     /// Writes waiting messages. Returns true if there are more and the ring accepts more.
     pub(super) fn write(&self, message: &mut Message) -> bool {
-        self.notify_of_bursts();
+        self.pay_notification();
         match self.handshake.answer(&self.connection) {
             Ok(true) => {}
             Ok(false) => self.entry.set_timer(self.device.fabric.clock.now() + RETRY),
@@ -66,8 +66,9 @@ impl Neighbor {
     fn send_message(&self, message: &Message) -> rustix::io::Result<bool> {
         let parts = message.iter().flat_map(|(head, letter)| [&head[..], letter.payload()]);
         let written = self.ring.write(parts)?;
-        if written == Some(true) && !self.notify() {
-            self.ring.notification_failed();
+        if written == Some(true) {
+            self.owes_notification.store(true, Ordering::Relaxed);
+            self.pay_notification();
         }
         Ok(written.is_some())
     }
@@ -97,11 +98,11 @@ impl Neighbor {
         finds
     }
 
-    /// Writes a burst of a connection to the ring at once, if it is short, nothing else waits, and the ring has space.
-    /// Returns true if it was written. The caller then takes its buffer back.
+    /// Writes a burst of a connection to the ring at once, if it is short and alone, nothing else waits, and the ring has
+    /// space. Returns true if it was written. The caller then takes its buffer back.
     pub(super) fn write_at_once(&self, queues: &mut Queues, letter: &Letter) -> bool {
         let length = letter.payload().len();
-        if letter.datagram.is_some() || length > SHORT || !self.handshake.is_complete() {
+        if !letter.is_alone || length > SHORT || !self.handshake.is_complete() {
             return false;
         }
         if !queues.are_idle() || !self.ring.has_pages(HEAD + length) {
@@ -120,10 +121,13 @@ impl Neighbor {
         true
     }
 
-    /// Notifies the process of bursts that were written at once. The caller holds no lock of the engine.
-    fn notify_of_bursts(&self) {
+    /// Notifies the process of what was written, if that is owed. If there is no memory, tries again later. The caller
+    /// holds no lock of the engine.
+    fn pay_notification(&self) {
         if self.owes_notification.swap(false, Ordering::Relaxed) && !self.notify() {
+            self.owes_notification.store(true, Ordering::Relaxed);
             self.ring.notification_failed();
+            self.entry.set_timer(self.device.fabric.clock.now() + AGAIN);
         }
     }
 }

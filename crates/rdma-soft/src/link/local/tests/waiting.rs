@@ -73,7 +73,8 @@ impl Scene {
         let opcode = Opcode::reliable(Operation::SendOnly);
         let header = Headers::new(Bth::new(opcode, Qpn::masked(5), Psn::masked(9)));
         let buffer = self.neighbor.buffer(self.sender()).unwrap();
-        let letter = Letter::new(self.path(), burst(header), None, buffer);
+        let mut letter = Letter::new(self.path(), burst(header), None, buffer);
+        letter.is_alone = true;
         Arc::clone(&self.neighbor).send(letter);
     }
 
