@@ -24,7 +24,7 @@ use rdma_channel::{
 use self::lane::Lane;
 use self::peer::at;
 use self::ranks::{CHECK, Failure, Probes, Ranks, is_refusal};
-use crate::bootstrap::link::after;
+use crate::bootstrap::link::{Nonce, after};
 use crate::call::Call;
 use crate::environment::Settings;
 use crate::error::Error;
@@ -49,8 +49,8 @@ pub(crate) struct World {
 type Connections = peer::Connections<ChannelListener, Messages, Message>;
 type Peer = peer::Peer<Messages, Message>;
 
-/// A connection to a higher rank, and that rank's answer.
-type Dialed = Result<(Channel, Box<[u8]>), ConnectError>;
+/// A higher rank, the nonces of the connection to it, and the connection with that rank's answer.
+type Dialed = (usize, [Nonce; 2], Result<(Channel, Box<[u8]>), ConnectError>);
 
 impl World {
     /// Joins the other ranks.
@@ -115,15 +115,14 @@ impl World {
                 return world.accept_from(rank, peer, call, until);
             }
             let message = world.receive(rank, peer, until)?;
-            let address = world.ranks.address_in(rank, call, &message)?;
+            let target = world.ranks.announced(rank, call, &message)?;
             let (dialed, results) = mpsc::channel();
-            world.dial(rank, address, None, until, dialed)?;
+            world.dial(rank, target, None, until, dialed)?;
             loop {
-                let Ok((_, result)) = results.recv_timeout(CHECK) else {
-                    world.ranks.check(rank, until)?;
-                    continue;
-                };
-                return world.dialed(rank, address, result);
+                match results.recv_timeout(CHECK) {
+                    Ok((_, nonces, result)) => return world.ranks.connected(rank, &nonces, result),
+                    Err(_) => world.ranks.check(rank, until)?,
+                }
             }
         })
     }
@@ -139,16 +138,16 @@ impl World {
         let failed = |error| Failure::Connect(rank, error);
         let builder = self.pd.create_channel().rendezvous_timeout(self.ranks.limit);
         let mut listener = builder.listen(self.ranks.any_port()).map_err(failed)?;
-        let port = listener.local_addr().port();
-        let message = Ranks::address_message(call, port);
+        let (challenge, message) = Ranks::announce(call, listener.local_addr().port())?;
         self.send(rank, &peer.messages, &message, until)?;
         loop {
             match listener.incoming(Some(CHECK)) {
-                Ok(client) if self.ranks.peer_of(client.user_bytes(), port) == Some(rank) => {
-                    let accepted = client.accept(&self.ranks.answer(rank, port));
-                    return accepted.map_err(|_| Failure::Lost(rank));
-                }
-                Ok(client) => client.reject("this rank waits for another rank of its group"),
+                Ok(client) => match self.ranks.peer_of(client.user_bytes(), challenge) {
+                    Some((peer, answer)) if peer == rank => {
+                        return client.accept(&answer).map_err(|_| Failure::Lost(rank));
+                    }
+                    _ => client.reject("this rank waits for another rank of its group"),
+                },
                 Err(ConnectError::Timeout { .. }) => {}
                 Err(error) => return Err(failed(error)),
             }
@@ -356,8 +355,8 @@ impl World {
         }
         let (dialed, results) = mpsc::channel();
         for peer in wanted.range(self.ranks.own + 1..).filter(|peer| is_missing(peers, **peer)) {
-            let address = self.ranks.address(*peer)?;
-            self.dial(*peer, address, Some(self.options), until, dialed.clone())?;
+            let target = (self.ranks.address(*peer)?, self.ranks.challenge());
+            self.dial(*peer, target, Some(self.options), until, dialed.clone())?;
         }
         let mut probes = Probes::new();
         while let Some(missing) = wanted.iter().copied().find(|peer| is_missing(peers, *peer)) {
@@ -368,10 +367,10 @@ impl World {
                 }
                 _ => results.recv_timeout(CHECK).ok(),
             };
-            if let Some((peer, result)) = result {
-                let address = self.ranks.address(peer)?;
-                let dialed = self.start(self.dialed(peer, address, result)?, peer)?;
-                peers.get_mut(peer).map(|place| place.insert(dialed));
+            if let Some((peer, nonces, result)) = result {
+                let channel = self.ranks.connected(peer, &nonces, result)?;
+                let started = self.start(channel, peer)?;
+                peers.get_mut(peer).map(|place| place.insert(started));
             }
             self.ranks.check(missing, until)?;
             let address = self.ranks.address(missing)?;
@@ -384,37 +383,30 @@ impl World {
         Ok(())
     }
 
-    /// Connects to a higher rank in another thread, which sends the result. The channel is for messages if there are
-    /// options. If the call fails before, the thread ends when the other rank closes the group, or at the deadline.
+    /// Connects to a higher rank in another thread, which sends the result. `target` is the address and the challenge of the
+    /// listener. The channel is for messages if there are options. If the call fails before, the thread ends when the other rank closes the group, or at the deadline.
     fn dial(
         &self,
         peer: usize,
-        address: SocketAddr,
+        (address, challenge): (SocketAddr, Nonce),
         options: Option<Options>,
         until: Instant,
-        results: mpsc::Sender<(usize, Dialed)>,
+        results: mpsc::Sender<Dialed>,
     ) -> Result<(), Failure> {
-        let (pd, greeting) = (self.pd.clone(), self.ranks.greeting(peer, address.port()));
+        let (pd, greeting) = (self.pd.clone(), self.ranks.greet(peer, challenge)?);
         let dial = move || {
             let left = until.saturating_duration_since(Instant::now());
             let builder = match options {
-                Some(options) => builder(&pd, &options).user_bytes(&greeting),
-                None => pd.create_channel().user_bytes(&greeting),
+                Some(options) => builder(&pd, &options).user_bytes(&greeting.bytes),
+                None => pd.create_channel().user_bytes(&greeting.bytes),
             };
             let result = builder.rendezvous_timeout(left).connect(address);
             // Without a receiver, the call has failed.
-            let _ = results.send((peer, result));
+            let _ = results.send((peer, greeting.nonces, result));
         };
         let thread = thread::Builder::new().name(format!("connects to rank {peer}")).spawn(dial);
         let failed = Error::io(format!("starting a thread that connects to rank {peer}"));
         thread.map(drop).map_err(|error| Failure::Own(failed(error)))
-    }
-
-    /// Checks the result of [`dial`](Self::dial).
-    fn dialed(&self, peer: usize, address: SocketAddr, result: Dialed) -> Result<Channel, Failure> {
-        let (channel, answer) = result.map_err(|error| self.ranks.unconnected(peer, error))?;
-        self.ranks.check_answer(&answer, peer, address.port())?;
-        Ok(channel)
     }
 
     /// Accepts a rank, if one connects soon. It may be another one than the one that this rank waits for.
@@ -424,21 +416,20 @@ impl World {
         peers: &mut [Option<Peer>],
         awaited: usize,
     ) -> Result<(), Failure> {
-        let port = listener.local_addr().port();
         let client = match listener.incoming(Some(CHECK)) {
             Ok(client) => client,
             Err(ConnectError::Timeout { .. }) => return Ok(()),
             Err(error) => return Err(Failure::Connect(awaited, error)),
         };
-        let peer = match self.ranks.admit(client.user_bytes(), port, peers) {
-            Ok(peer) => peer,
+        let (peer, answer) = match self.ranks.admit(client.user_bytes(), peers) {
+            Ok(admitted) => admitted,
             Err(why) => {
                 client.reject(why);
                 return Ok(());
             }
         };
         // A client that has gone is not lost yet: its end is noticed elsewhere.
-        if let Ok(channel) = client.accept(&self.ranks.answer(peer, port)) {
+        if let Ok(channel) = client.accept(&answer) {
             peers[peer] = Some(self.start(channel, peer)?);
         }
         Ok(())

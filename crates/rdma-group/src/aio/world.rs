@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{sleep, timeout};
 
-use crate::bootstrap::link::after;
+use crate::bootstrap::link::{Nonce, after};
 use crate::bootstrap::star::DECISION;
 use crate::call::Call;
 use crate::environment::Settings;
@@ -28,7 +28,7 @@ use crate::error::Error;
 use crate::run::{Next, Run};
 use crate::world::lane::Lane;
 use crate::world::peer::{self, at};
-use crate::world::ranks::{CHECK, Failure, Probes, Ranks, is_refusal};
+use crate::world::ranks::{CHECK, Failure, Greeting, Probes, Ranks, is_refusal};
 use crate::world::{PANICKED, STAGED_BYTES, options};
 
 /// All ranks of the launcher, and the connections of this one.
@@ -45,8 +45,8 @@ pub(super) struct World {
 type Connections = peer::Connections<Listener, Messages, Message>;
 type Peer = peer::Peer<Messages, Message>;
 
-/// Connections to higher ranks, and the answers of those ranks.
-type Dials = JoinSet<(usize, Result<(Connection, Box<[u8]>), ConnectError>)>;
+/// Higher ranks, the nonces of the connections to them, and the connections with the answers of those ranks.
+type Dials = JoinSet<(usize, [Nonce; 2], Result<(Connection, Box<[u8]>), ConnectError>)>;
 
 impl World {
     /// Joins the other ranks. A thread waits for them.
@@ -126,36 +126,31 @@ impl World {
         let options = ConnectionOptions::new(&self.pd).rendezvous_timeout(self.ranks.limit);
         if rank > self.ranks.own {
             let message = self.receive(rank, peer, until).await?;
-            let address = self.ranks.address_in(rank, call, &message)?;
-            let (driver, options) = (
-                self.driver.clone(),
-                options.user_bytes(&self.ranks.greeting(rank, address.port())),
-            );
-            let mut dialing = pin!(driver.connect(address, options));
-            let dialed = loop {
+            let (address, challenge) = self.ranks.announced(rank, call, &message)?;
+            let greeting = self.ranks.greet(rank, challenge)?;
+            let driver = self.driver.clone();
+            let mut dialing = pin!(driver.connect(address, options.user_bytes(&greeting.bytes)));
+            loop {
                 match timeout(CHECK, &mut dialing).await {
-                    Ok(dialed) => break dialed,
+                    Ok(dialed) => return self.ranks.connected(rank, &greeting.nonces, dialed),
                     Err(_) => self.ranks.check(rank, until)?,
                 }
-            };
-            let (connection, answer) = dialed.map_err(|it| self.ranks.unconnected(rank, it))?;
-            self.ranks.check_answer(&answer, rank, address.port())?;
-            return Ok(connection);
+            }
         }
         let failed = |error| Failure::Connect(rank, error);
         let listener = self.driver.listen(self.ranks.any_port(), options).await.map_err(failed)?;
-        let port = listener.local_addr().port();
-        let message = Ranks::address_message(call, port);
+        let (challenge, message) = Ranks::announce(call, listener.local_addr().port())?;
         self.send(rank, &peer.messages, &message, until).await?;
         loop {
             tokio::select! {
                 client = listener.incoming() => {
                     let client = client.map_err(failed)?;
-                    if self.ranks.peer_of(client.user_bytes(), port) == Some(rank) {
-                        let accepted = client.accept(&self.ranks.answer(rank, port));
-                        return accepted.map_err(|_| Failure::Lost(rank));
+                    match self.ranks.peer_of(client.user_bytes(), challenge) {
+                        Some((peer, answer)) if peer == rank => {
+                            return client.accept(&answer).map_err(|_| Failure::Lost(rank));
+                        }
+                        _ => client.reject("this rank waits for another rank of its group"),
                     }
-                    client.reject("this rank waits for another rank of its group");
                 }
                 message = peer.messages.receive() => match message {
                     Ok(Some(message)) if peer.lane.process(&message) => {}
@@ -365,11 +360,8 @@ impl World {
             };
             tokio::select! {
                 Some(dialed) = dials.join_next() => {
-                    let (peer, dialed) = dialed.map_err(|_| Failure::Lost(missing))?;
-                    let (connection, answer) =
-                        dialed.map_err(|error| self.ranks.unconnected(peer, error))?;
-                    let port = self.ranks.address(peer)?.port();
-                    self.ranks.check_answer(&answer, peer, port)?;
+                    let (peer, nonces, dialed) = dialed.map_err(|_| Failure::Lost(missing))?;
+                    let connection = self.ranks.connected(peer, &nonces, dialed)?;
                     let started = self.start(connection, peer).await?;
                     peers.get_mut(peer).map(|place| place.insert(started));
                 }
@@ -394,26 +386,26 @@ impl World {
     /// Connects to a higher rank in another task.
     fn dial(&self, peer: usize, until: Instant, dials: &mut Dials) -> Result<(), Failure> {
         let address = self.ranks.address(peer)?;
+        let Greeting { bytes, nonces } = self.ranks.greet(peer, self.ranks.challenge())?;
         let options = connection_options(&self.pd, &self.options)
-            .user_bytes(&self.ranks.greeting(peer, address.port()))
+            .user_bytes(&bytes)
             .rendezvous_timeout(until.saturating_duration_since(Instant::now()));
         let driver = self.driver.clone();
-        dials.spawn(async move { (peer, driver.connect(address, options).await) });
+        dials.spawn(async move { (peer, nonces, driver.connect(address, options).await) });
         Ok(())
     }
 
     /// Accepts a client if it is a lower rank. It may be another one than the one that this rank waits for.
     async fn accept(&self, client: Incoming, peers: &mut [Option<Peer>]) -> Result<(), Failure> {
-        let port = self.ranks.address(self.ranks.own)?.port();
-        let peer = match self.ranks.admit(client.user_bytes(), port, peers) {
-            Ok(peer) => peer,
+        let (peer, answer) = match self.ranks.admit(client.user_bytes(), peers) {
+            Ok(admitted) => admitted,
             Err(why) => {
                 client.reject(why);
                 return Ok(());
             }
         };
         // A client that has gone is not lost yet: its end is noticed elsewhere.
-        if let Ok(connection) = client.accept(&self.ranks.answer(peer, port)) {
+        if let Ok(connection) = client.accept(&answer) {
             peers[peer] = Some(self.start(connection, peer).await?);
         }
         Ok(())

@@ -19,7 +19,7 @@ pub(crate) type Nonce = [u8; 16];
 pub(crate) type Tag = [u8; 32];
 
 /// The version of the frames and of the messages of collectives.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const MAGIC: [u8; 4] = *b"RDMG";
 const HEADER: usize = 12;
 
@@ -71,10 +71,15 @@ impl Keys {
     }
 
     /// Returns the code that one rank sends to another, to prove that both belong to the same group. It is valid only for
-    /// a connection to this port of either of them.
-    pub(crate) fn proof(&self, session: &Nonce, [from, to]: [usize; 2], port: u16) -> Hmac<Sha256> {
+    /// a connection with these nonces.
+    pub(crate) fn proof(
+        &self,
+        session: &Nonce,
+        [from, to]: [usize; 2],
+        nonces: &[Nonce; 2],
+    ) -> Hmac<Sha256> {
         let [from, to] = [from, to].map(|rank| (rank as u64).to_le_bytes());
-        mac(&self.between_ranks, &[session, &from, &to, &port.to_le_bytes()])
+        mac(&self.between_ranks, &[session, &from, &to, &nonces.concat()])
     }
 }
 

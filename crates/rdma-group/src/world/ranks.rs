@@ -10,7 +10,7 @@ use hmac::Mac as _;
 use rdma_channel::ConnectError;
 
 use crate::bootstrap;
-use crate::bootstrap::link::{Keys, Nonce, Tag};
+use crate::bootstrap::link::{Keys, Nonce, Tag, nonce};
 use crate::bootstrap::star::{Notice, Star};
 use crate::bootstrap::table::{Entry, Table};
 use crate::call::Call;
@@ -62,6 +62,16 @@ pub(crate) fn is_refusal(error: &io::Error) -> bool {
     error.kind() == ErrorKind::ConnectionRefused
 }
 
+/// The bytes with which a rank introduces itself, and the nonces of the listener and of the rank.
+pub(crate) struct Greeting {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) nonces: [Nonce; 2],
+}
+
+fn random() -> Result<Nonce, Failure> {
+    nonce().map_err(|error| Failure::Own(Error::io("getting random bytes")(error)))
+}
+
 pub(crate) struct Ranks {
     pub(crate) own: usize,
     pub(crate) entries: Vec<Entry>,
@@ -111,24 +121,31 @@ impl Ranks {
         SocketAddr::new(own.unwrap_or(Ipv4Addr::LOCALHOST.into()), 0)
     }
 
-    /// Returns the message with which a rank that makes this call announces where it listens.
-    pub(crate) fn address_message(call: Call, port: u16) -> Vec<u8> {
-        [&call.to_bytes()[..], &port.to_le_bytes()].concat()
+    /// Returns the challenge of a new listener, and the message that announces the listener to a rank that makes this call,
+    /// too. A challenge is a random number, which the proofs of ranks cover.
+    pub(crate) fn announce(call: Call, port: u16) -> Result<(Nonce, Vec<u8>), Failure> {
+        let challenge = random()?;
+        let message = [&call.to_bytes()[..], &port.to_le_bytes(), &challenge].concat();
+        Ok((challenge, message))
     }
 
-    /// Returns the address in the message of a rank that must make this call.
-    pub(crate) fn address_in(
+    /// Returns the address and the challenge in the message of a rank that must make this call.
+    pub(crate) fn announced(
         &self,
         rank: usize,
         call: Call,
         message: &[u8],
-    ) -> Result<SocketAddr, Failure> {
-        match Call::split(message).map(|(theirs, port)| (theirs, port.try_into())) {
-            Some((theirs, Ok(port))) if theirs == call => {
-                let ip = self.address(rank)?.ip();
-                Ok(SocketAddr::new(ip, u16::from_le_bytes(port)))
+    ) -> Result<(SocketAddr, Nonce), Failure> {
+        let listener = Call::split(message).filter(|(theirs, _)| *theirs == call);
+        let listener = listener.and_then(|(_, listener)| {
+            let (port, challenge) = listener.split_first_chunk()?;
+            Some((u16::from_le_bytes(*port), challenge.try_into().ok()?))
+        });
+        match listener {
+            Some((port, challenge)) => {
+                Ok((SocketAddr::new(self.address(rank)?.ip(), port), challenge))
             }
-            _ => Err(self.other_call(rank, call, message)),
+            None => Err(self.other_call(rank, call, message)),
         }
     }
 
@@ -140,43 +157,51 @@ impl Ranks {
         Failure::Own(Error::Mismatch { rank, host, theirs, ours })
     }
 
-    /// Returns the bytes with which this rank introduces itself to a higher one, which listens at this port. They prove
-    /// nothing at another port.
-    pub(crate) fn greeting(&self, peer: usize, port: u16) -> Vec<u8> {
-        let mut greeting = (self.own as u64).to_le_bytes().to_vec();
-        greeting.extend(self.answer(peer, port));
-        greeting
+    /// Returns the challenge of all listeners that the table names. A rank connects to each of them once.
+    pub(crate) const fn challenge(&self) -> Nonce {
+        self.session
     }
 
-    /// Returns the bytes with which this rank answers the greeting of a lower one at this port of its own.
-    pub(crate) fn answer(&self, peer: usize, port: u16) -> Tag {
-        let proof = self.keys.proof(&self.session, [self.own, peer], port);
+    /// Introduces this rank to a higher one, whose listener has this challenge.
+    pub(crate) fn greet(&self, peer: usize, challenge: Nonce) -> Result<Greeting, Failure> {
+        let nonces = [challenge, random()?];
+        let mut bytes = (self.own as u64).to_le_bytes().to_vec();
+        bytes.extend_from_slice(&nonces[1]);
+        bytes.extend(self.proof(peer, &nonces));
+        Ok(Greeting { bytes, nonces })
+    }
+
+    /// Returns the proof for a peer that this rank belongs to its group.
+    fn proof(&self, peer: usize, nonces: &[Nonce; 2]) -> Tag {
+        let proof = self.keys.proof(&self.session, [self.own, peer], nonces);
         proof.finalize().into_bytes().into()
     }
 
-    /// Returns true if these bytes are the [answer](Self::answer) of that rank. Takes the same time for all wrong bytes.
-    fn is_answer(&self, bytes: &[u8], peer: usize, port: u16) -> bool {
-        self.keys.proof(&self.session, [peer, self.own], port).verify_slice(bytes).is_ok()
+    /// Returns true if these bytes are the [proof](Self::proof) of that rank. Takes the same time for all wrong bytes.
+    fn is_proof(&self, bytes: &[u8], peer: usize, nonces: &[Nonce; 2]) -> bool {
+        self.keys.proof(&self.session, [peer, self.own], nonces).verify_slice(bytes).is_ok()
     }
 
-    /// Returns the rank of a client with this greeting at this port, if it is a lower rank of this group.
-    pub(crate) fn peer_of(&self, greeting: &[u8], port: u16) -> Option<usize> {
-        let (rank, proof) = greeting.split_first_chunk()?;
+    /// Returns the rank of a client with this greeting, if it is a lower rank of this group, and the answer to it.
+    pub(crate) fn peer_of(&self, greeting: &[u8], challenge: Nonce) -> Option<(usize, Tag)> {
+        let (rank, rest) = greeting.split_first_chunk()?;
+        let (nonce, proof) = rest.split_first_chunk()?;
         let rank = usize::try_from(u64::from_le_bytes(*rank)).ok()?;
-        (rank < self.own && self.is_answer(proof, rank, port)).then_some(rank)
+        let nonces = [challenge, *nonce];
+        let is_peer = rank < self.own && self.is_proof(proof, rank, &nonces);
+        is_peer.then(|| (rank, self.proof(rank, &nonces)))
     }
 
-    /// Returns the rank of a client with this greeting at this port. Fails with the reason for a client that is none, or
-    /// whose place among `peers` is taken.
+    /// Returns the rank of a client of the listener that the table names, and the answer to it. Fails with the reason for
+    /// a client that is none, or whose place among `peers` is taken.
     pub(crate) fn admit<P>(
         &self,
         greeting: &[u8],
-        port: u16,
         peers: &[Option<P>],
-    ) -> Result<usize, &'static str> {
-        match self.peer_of(greeting, port).map(|peer| (peer, peers.get(peer))) {
+    ) -> Result<(usize, Tag), &'static str> {
+        match self.peer_of(greeting, self.challenge()) {
             None => Err("this is a rank of a group, and the client is not of this group"),
-            Some((peer, Some(None))) => Ok(peer),
+            Some((peer, answer)) if matches!(peers.get(peer), Some(None)) => Ok((peer, answer)),
             Some(_) => Err("this rank is connected already"),
         }
     }
@@ -195,25 +220,29 @@ impl Ranks {
         Failure::Own(Error::Timeout { rank, host: self.host(rank), limit: self.limit })
     }
 
-    /// Returns the failure of a connection to a higher rank.
-    pub(crate) fn unconnected(&self, peer: usize, error: ConnectError) -> Failure {
-        match error {
-            ConnectError::Timeout { .. } => self.late(peer),
+    /// Returns the connection to a higher rank, unless it has failed, or the answer to these nonces is wrong.
+    pub(crate) fn connected<C>(
+        &self,
+        peer: usize,
+        nonces: &[Nonce; 2],
+        result: Result<(C, Box<[u8]>), ConnectError>,
+    ) -> Result<C, Failure> {
+        match result {
+            Ok((connection, answer)) if self.is_proof(&answer, peer, nonces) => Ok(connection),
+            Ok(_) => {
+                let error = ConnectError::Rejected("its proof is wrong".into());
+                Err(Failure::Connect(peer, error))
+            }
+            Err(ConnectError::Timeout { .. }) => Err(self.late(peer)),
             // A rank that closes its group turns away those that wait to be accepted.
-            ConnectError::NobodyListens { .. }
-            | ConnectError::Rejected(_)
-            | ConnectError::Closed { .. }
-            | ConnectError::Io { .. } => Failure::Lost(peer),
-            _ => Failure::Connect(peer, error),
+            Err(
+                ConnectError::NobodyListens { .. }
+                | ConnectError::Rejected(_)
+                | ConnectError::Closed { .. }
+                | ConnectError::Io { .. },
+            ) => Err(Failure::Lost(peer)),
+            Err(error) => Err(Failure::Connect(peer, error)),
         }
-    }
-
-    /// Fails unless these bytes are the answer of a higher rank, to which this one has connected at this port.
-    pub(crate) fn check_answer(&self, bytes: &[u8], peer: usize, port: u16) -> Result<(), Failure> {
-        if self.is_answer(bytes, peer, port) {
-            return Ok(());
-        }
-        Err(Failure::Connect(peer, ConnectError::Rejected("its proof is wrong".into())))
     }
 
     /// Returns the failure of a run that has received a message of another call or length.
@@ -279,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_proof_is_valid_only_for_its_port_and_its_ranks() {
+    fn a_proof_is_valid_only_for_its_ranks_and_nonces() {
         let ranks = |own| Ranks {
             own,
             entries: Vec::new(),
@@ -289,14 +318,21 @@ mod tests {
             star: Star::new(own, Vec::new()),
         };
         let [lower, higher, last] = [1, 2, 3].map(ranks);
-        let greeting = lower.greeting(2, 4000);
-        assert_eq!(higher.peer_of(&greeting, 4000), Some(1));
-        assert_eq!(higher.peer_of(&greeting, 4001), None);
-        assert_eq!(last.peer_of(&greeting, 4000), None);
-        let answer = higher.answer(1, 4000);
-        assert!(lower.check_answer(&answer, 2, 4000).is_ok());
-        assert!(lower.check_answer(&answer, 2, 4001).is_err());
-        assert!(lower.check_answer(&answer, 3, 4000).is_err());
-        assert!(lower.check_answer(&greeting[8..], 2, 4000).is_err());
+        let challenge = [4; 16];
+        let Ok(greeting) = lower.greet(2, challenge) else { panic!("no random bytes") };
+        let (peer, answer) = higher.peer_of(&greeting.bytes, challenge).unwrap();
+        assert_eq!(peer, 1);
+        assert!(higher.peer_of(&greeting.bytes, [5; 16]).is_none());
+        assert!(last.peer_of(&greeting.bytes, challenge).is_none());
+
+        let is_valid = |answer: &[u8], peer, nonces: &[Nonce; 2]| {
+            lower.connected(peer, nonces, Ok(((), answer.into()))).is_ok()
+        };
+        assert!(is_valid(&answer, 2, &greeting.nonces));
+        assert!(!is_valid(&answer, 3, &greeting.nonces));
+        assert!(!is_valid(&greeting.bytes[24..], 2, &greeting.nonces));
+        let Ok(next) = lower.greet(2, challenge) else { panic!("no random bytes") };
+        assert!(!is_valid(&answer, 2, &next.nonces));
+        assert!(higher.peer_of(&next.bytes, challenge).is_some());
     }
 }

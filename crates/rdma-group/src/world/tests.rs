@@ -13,8 +13,10 @@ use test_support::loopback::free_address;
 use test_support::program::this_program;
 
 use super::lane::PIECE_BYTES;
+use super::ranks::Greeting;
 use super::*;
-use crate::call::Call;
+use crate::bootstrap::link::Tag;
+use crate::call::{Call, Kind};
 use crate::collective::Collective;
 use crate::group::buffer::Elements;
 use crate::reduction::{Reduction, combine};
@@ -253,7 +255,7 @@ fn a_schedule_is_cut_after_each_step() {
 /// them.
 fn attack(address: SocketAddr, ended: &AtomicBool, attacked: impl Fn()) {
     let pd = domain();
-    let claims = [&0_u64.to_le_bytes()[..], &[7; 32]].concat();
+    let claims = [&0_u64.to_le_bytes()[..], &[7; size_of::<Nonce>() + size_of::<Tag>()]].concat();
     let mut open = Vec::new();
     for round in 0.. {
         if ended.load(Ordering::Relaxed) {
@@ -308,5 +310,42 @@ fn ranks_run_collectives_while_strangers_connect_to_them() {
         let results: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
         ended.store(true, Ordering::Relaxed);
         assert!(results.iter().all(Result::is_ok), "{results:?}");
+    });
+}
+
+#[test]
+fn the_greeting_of_an_earlier_connection_is_refused() {
+    let master = &*free_address().to_string();
+    let call = Call { kind: Kind::Connect as u8, ..Call::default() };
+    thread::scope(|threads| {
+        threads.spawn(move || {
+            let mut world = world(1, 2, master, 0);
+            [(); 2].map(|()| world.connect_to(0, call).unwrap())
+        });
+        let mut world = world(0, 2, master, 0);
+        let mut listener = || {
+            let announced = world.call(|world, connections| {
+                let until = after(LIMIT);
+                world.connect(connections, &BTreeSet::from([1]), until)?;
+                let message = world.receive(1, at(&mut connections.peers, 1)?, until)?;
+                let (address, challenge) = world.ranks.announced(1, call, &message)?;
+                Ok((address, world.ranks.greet(1, challenge)?))
+            });
+            announced.unwrap()
+        };
+        let pd = domain();
+        let connect = |address, greeting: &Greeting| {
+            let builder = pd.create_channel().user_bytes(&greeting.bytes);
+            builder.rendezvous_timeout(LIMIT).connect(address)
+        };
+        let (address, greeting) = listener();
+        let (_channel, answer) = connect(address, &greeting).unwrap();
+        let (address, next) = listener();
+        let replayed = connect(address, &greeting);
+        assert!(matches!(replayed, Err(ConnectError::Rejected(_))), "{replayed:?}");
+        let connected = connect(address, &next);
+        let ranks = &world.ranks;
+        assert!(ranks.connected(1, &next.nonces, Ok(((), answer))).is_err());
+        assert!(ranks.connected(1, &next.nonces, connected).is_ok());
     });
 }
