@@ -17,7 +17,7 @@ const DATA_BYTES: usize = 32 << 10;
 pub(crate) const MESSAGE_BYTES: usize = Call::BYTES + DATA_BYTES;
 
 /// Transfers of at most this length in bytes are sent in messages, and longer ones in long pieces.
-const SHORT_BYTES: usize = 2 * DATA_BYTES;
+pub(crate) const SHORT_BYTES: usize = 2 * DATA_BYTES;
 
 /// The next step of a collective.
 #[derive(Debug)]
@@ -36,6 +36,8 @@ pub(crate) enum Mismatch {
     Call(Call),
     /// The message has that many bytes of data; these are too few or too many.
     Length { found: usize, expected: usize },
+    /// The peer writes that many bytes, but this call receives only short blocks from it.
+    Long { found: usize },
 }
 
 /// A collective in progress.
@@ -135,11 +137,21 @@ impl<'a, T: Pod> Run<'a, T> {
         &self.scratch
     }
 
-    /// Returns the message that is sent before a peer has a landing for long pieces.
-    pub(crate) fn question(&self) -> [u8; Call::BYTES] {
+    /// Returns the message that is sent before a peer has a landing for long pieces, with the length of the first one.
+    pub(crate) fn question(&self, length: usize) -> Vec<u8> {
         let mut header = self.call.to_bytes();
         header[Call::FORM_BYTE] = Form::Asked as u8;
-        header
+        [&header[..], &(length as u64).to_le_bytes()].concat()
+    }
+
+    /// Fails if the peer waits for a landing that this call does not open. `is_open` states whether one is open.
+    pub(crate) fn check_question(message: &[u8], is_open: bool) -> Result<(), Mismatch> {
+        match Call::split(message) {
+            Some((_, length)) if Form::of(message) == Form::Asked && !is_open => {
+                Err(Mismatch::Long { found: length_in(length) })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Checks the call of a message that is received later.
@@ -163,8 +175,8 @@ impl<'a, T: Pod> Run<'a, T> {
         self.buffer.restore(memory);
     }
 
-    /// Processes the message that [`next`](Self::next) has requested. If it has no data yet, the run requests another one. `written` copies bytes that the peer has written,
-    /// from an offset of the piece.
+    /// Processes the message that [`next`](Self::next) has requested. If it has no data yet, the run requests another one.
+    /// `written` copies bytes that the peer has written, from an offset of the piece.
     pub(crate) fn received(
         &mut self,
         message: &[u8],
@@ -184,12 +196,7 @@ impl<'a, T: Pod> Run<'a, T> {
             return Ok(());
         }
         let is_written = Form::of(message) == Form::Long;
-        let found = match data.first_chunk() {
-            Some(length) if is_written => {
-                usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX)
-            }
-            _ => data.len(),
-        };
+        let found = if is_written { length_in(data) } else { data.len() };
         if found != expected || is_written != (expected > DATA_BYTES) {
             return Err(Mismatch::Length { found, expected });
         }
@@ -234,6 +241,12 @@ impl<'a, T: Pod> Run<'a, T> {
     pub(crate) fn peers(&self) -> impl Iterator<Item = usize> {
         self.schedule.iter().flatten().map(|transfer| transfer.peer)
     }
+}
+
+/// Returns the length that the data of a message states.
+fn length_in(data: &[u8]) -> usize {
+    let length = data.first_chunk().map(|length| usize::try_from(u64::from_le_bytes(*length)));
+    length.and_then(Result::ok).unwrap_or(usize::MAX)
 }
 
 /// Returns true if a transfer is sent in long pieces.

@@ -230,7 +230,7 @@ impl World {
                 Some(target) => break target,
                 None => {
                     if peer.lane.asks() {
-                        self.send(rank, &peer.messages, &run.question(), until)?;
+                        self.send(rank, &peer.messages, &run.question(length), until)?;
                     }
                     let message = self.next_message(rank, peer, until)?;
                     peer.keep(rank, message, run, &self.ranks)?;

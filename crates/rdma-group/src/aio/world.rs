@@ -307,7 +307,7 @@ impl World {
                 Some(target) => break target,
                 None => {
                     if peer.lane.asks() {
-                        self.send(rank, &peer.messages, &run.question(), until).await?;
+                        self.send(rank, &peer.messages, &run.question(length), until).await?;
                     }
                     let message = self.next_message(rank, peer, until).await?;
                     peer.keep(rank, message, run, &self.ranks)?;

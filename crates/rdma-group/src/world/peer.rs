@@ -60,7 +60,10 @@ impl<M, R: Deref<Target = [u8]>> Peer<M, R> {
         if self.lane.process(&message) {
             return Ok(());
         }
-        run.check_call(&message).map_err(|it| ranks.mismatch(rank, run, it))?;
+        let checked = run.check_call(&message);
+        let checked =
+            checked.and_then(|()| Run::<T>::check_question(&message, self.lane.is_open()));
+        checked.map_err(|it| ranks.mismatch(rank, run, it))?;
         if self.early.len() >= MOST_EARLY {
             return Err(Failure::Lost(rank));
         }
@@ -77,7 +80,10 @@ impl<M, R: Deref<Target = [u8]>> Peer<M, R> {
         ranks: &Ranks,
     ) -> Result<Option<Grant>, Failure> {
         let read = |offset, bytes: &mut [u8]| self.lane.read(offset, bytes);
-        run.received(message, read).map_err(|it| ranks.mismatch(rank, run, it))?;
+        let received = run.received(message, read);
+        let received =
+            received.and_then(|()| Run::<T>::check_question(message, self.lane.is_open()));
+        received.map_err(|it| ranks.mismatch(rank, run, it))?;
         Ok(self.lane.received(message))
     }
 }

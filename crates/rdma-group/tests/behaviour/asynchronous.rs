@@ -11,7 +11,7 @@ use rdma_channel::BufferPool;
 use rdma_group::{Error, Group, GroupBuilder, Reduction, aio};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::collectives::{asynchronous, blocking};
+use crate::collectives::{LENGTHS_AT_ENDS, asynchronous, blocking};
 use crate::ranks::{LIMIT, domain, free_address, processes, text};
 
 /// Returns the runtime that all ranks of this process share.
@@ -167,6 +167,16 @@ fn a_long_call_and_a_barrier_are_a_mismatch_on_both_asynchronous_ranks() {
         assert!(error.contains(" called "), "{error}");
     };
     mixed(2, |_| true, |_| unreachable!(), long);
+}
+
+#[test]
+fn a_block_with_different_lengths_at_its_ends_is_a_mismatch_on_both_asynchronous_ranks() {
+    for lengths in LENGTHS_AT_ENDS {
+        for both in [false, true] {
+            let part = |group: &mut aio::Group| asynchronous::differ(group, lengths, both);
+            mixed(2, |_| true, |_| unreachable!(), part);
+        }
+    }
 }
 
 #[test]

@@ -4,16 +4,45 @@ use std::env;
 
 use rdma_group::{BarrierAlgorithm, Group, Reduction};
 
-use crate::ranks::{processes, threads};
+use crate::ranks::{processes, text, threads};
 
 const ALGORITHMS: [BarrierAlgorithm; 3] =
     [BarrierAlgorithm::Centralized, BarrierAlgorithm::BinaryTree, BarrierAlgorithm::Dissemination];
+
+/// The lengths of a block at the end that sends it, and at the other end. The text is the latter in the error.
+pub(crate) const LENGTHS_AT_ENDS: [(usize, usize, &str); 4] = [
+    (200_000, 16, "at most 65536"),
+    (16, 200_000, "200000"),
+    (200_000, 100_000, "100000"),
+    (20, 16, "16"),
+];
 
 /// Defines the calls of a rank. `$run` returns the result of a call.
 macro_rules! calls {
     ($module:ident, $group:ty, $run:path) => {
         pub(crate) mod $module {
             use super::*;
+
+            /// Sends a block to the other of two ranks, if this is rank 0 or `both` send. The rank that receives it expects
+            /// another length.
+            pub(crate) fn differ(
+                group: &mut $group,
+                (sent, expected, stated): (usize, usize, &str),
+                both: bool,
+            ) {
+                let (rank, other) = (group.rank(), 1 - group.rank());
+                let counts = |length, exists| {
+                    let mut counts = [0; 2];
+                    counts[other] = if exists { length } else { 0 };
+                    counts
+                };
+                let (into, from) = (counts(sent, both || rank == 0), counts(expected, both || rank == 1));
+                let (own, mut received) = (vec![0_u8; into[other]], vec![0_u8; from[other]]);
+                let called = $run(group.all_to_all_v(&own, &into, &mut received, &from));
+                let error = text(called.and_then(|()| $run(group.barrier())));
+                let named = format!(" with {sent} bytes, but this rank called it with {stated} bytes");
+                assert!(error.contains(&named), "{error}");
+            }
 
             /// Calls each collective, with buffers of one message and of many.
             pub(crate) fn part(group: &mut $group) {

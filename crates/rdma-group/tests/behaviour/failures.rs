@@ -8,6 +8,7 @@ use rdma_group::{BarrierAlgorithm, Error, Group, Reduction};
 use test_support::program::in_own_process;
 use test_support::rig::fork::Child;
 
+use crate::collectives::{LENGTHS_AT_ENDS, blocking};
 use crate::ranks::{domain, free_address, processes, text, threads};
 
 /// The number of steps at which [`death`] can occur.
@@ -271,6 +272,15 @@ fn a_long_call_and_another_call_are_a_mismatch_on_both_ranks() {
             };
             assert!(error.contains(" called "), "{error}");
         });
+    }
+}
+
+#[test]
+fn a_block_with_different_lengths_at_its_ends_is_a_mismatch_on_both_ranks() {
+    for lengths in LENGTHS_AT_ENDS {
+        for both in [false, true] {
+            threads(2, |group| blocking::differ(group, lengths, both));
+        }
     }
 }
 
