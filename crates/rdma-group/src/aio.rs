@@ -5,13 +5,18 @@
 mod world;
 
 use std::fmt;
+use std::future::poll_fn;
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
 
 use bytemuck::Pod;
 use rdma_async::Connection;
 use rdma_mem::ProtectionDomain;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard};
+use tokio::time::timeout;
 
 use self::world::World;
 use crate::bootstrap::table::Entry;
@@ -21,7 +26,7 @@ use crate::group::buffer::{Buffer, Elements, Memory};
 use crate::group::members::{Members, Plan};
 use crate::reduction::{Combine, Number, Reduction, combine};
 use crate::schedule::BarrierAlgorithm;
-use crate::world::shared::Inside;
+use crate::world::shared::{Inside, busy};
 
 /// A group of ranks whose collectives are futures. The counterpart of [`Group`](crate::Group).
 ///
@@ -46,16 +51,18 @@ use crate::world::shared::Inside;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Group {
-    world: Arc<Mutex<World>>,
     shared: Arc<Shared>,
     members: Members,
 }
 
-/// The parts that need no lock.
+/// The ranks of a launcher's group and its subgroups. Only the connections need a lock.
 struct Shared {
+    world: Mutex<World>,
     entries: Vec<Entry>,
     pd: ProtectionDomain,
     pool: rdma_mem::BufferPool,
+    /// The limit of a collective.
+    limit: Duration,
     /// The thread that calls the function of a reduction.
     inside: Inside,
 }
@@ -65,6 +72,17 @@ impl Shared {
     fn check(&self) -> Result<(), Error> {
         self.pd.check_process().map_err(rdma_mem::Error::from)?;
         self.inside.check()
+    }
+
+    /// Waits until no other call of this rank is in progress, within the limit of a collective. The call that is in
+    /// progress may itself poll this one, in the function of its reduction, or may not be polled any more.
+    async fn enter(&self) -> Result<MutexGuard<'_, World>, Error> {
+        let mut locked = pin!(self.world.lock());
+        let entered = poll_fn(|cx| match self.check() {
+            Ok(()) => locked.as_mut().poll(cx).map(Ok),
+            Err(error) => Poll::Ready(Err(error)),
+        });
+        timeout(self.limit, entered).await.unwrap_or_else(|_| Err(busy(self.limit)))
     }
 }
 
@@ -99,9 +117,9 @@ impl Group {
     fn new(world: World) -> Self {
         let members = Members::all(world.ranks.own, world.ranks.entries.len());
         let (entries, pd) = (world.ranks.entries.clone(), world.pd.clone());
-        let (pool, inside) = (world.pool.as_blocking().clone(), Inside::default());
-        let shared = Arc::new(Shared { entries, pd, pool, inside });
-        Self { world: Arc::new(Mutex::new(world)), shared, members }
+        let (pool, limit) = (world.pool.as_blocking().clone(), world.ranks.limit);
+        let (inside, world) = (Inside::default(), Mutex::new(world));
+        Self { shared: Arc::new(Shared { world, entries, pd, pool, limit, inside }), members }
     }
 
     /// Returns the rank of this process in this group, counted from 0.
@@ -323,8 +341,7 @@ impl Group {
         let mut pairs = self.members.pairs(colour, key);
         self.all_gather(&mut pairs).await?;
         let members = self.members.split(&pairs, colour);
-        let (world, shared) = (Arc::clone(&self.world), Arc::clone(&self.shared));
-        Ok(Self { world, shared, members })
+        Ok(Self { shared: Arc::clone(&self.shared), members })
     }
 
     /// Connects to another rank, for the program's own requests. Same as [`Group::connect`](crate::Group::connect), but
@@ -333,9 +350,8 @@ impl Group {
     /// # Errors
     /// Same errors as [`Group::connect`](crate::Group::connect).
     pub async fn connect(&mut self, rank: usize) -> Result<Connection, Error> {
-        self.shared.check()?;
         let (rank, call) = self.members.connect(rank)?;
-        self.world.lock().await.connect_to(rank, call).await
+        self.shared.enter().await?.connect_to(rank, call).await
     }
 
     /// Runs a collective that only copies.
@@ -349,8 +365,7 @@ impl Group {
         buffer: Elements<'_, T>,
         combine: Option<&Combine<'_, T>>,
     ) -> Result<(), Error> {
-        self.shared.check()?;
-        let mut world = self.world.lock().await;
+        let mut world = self.shared.enter().await?;
         let inside = &self.shared.inside;
         // Polls of the future may be on different threads, but such a call is within one poll.
         let combine = combine.map(|combine| {
@@ -369,5 +384,27 @@ impl Group {
 impl fmt::Debug for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Group(rank {} of {})", self.rank(), self.world_size())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_ends_at_the_limit_if_another_one_is_not_polled() {
+        rdma_soft::install();
+        let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let builder = GroupBuilder::new(&pd, 0, 1, "127.0.0.1:1");
+            let mut group = builder.limit(Duration::from_millis(1)).join_async().await.unwrap();
+            let other = group.split(0, 0).await.unwrap();
+            let in_progress = other.shared.world.lock().await;
+            let error = group.barrier().await.unwrap_err().to_string();
+            assert!(error.starts_with("another call of this rank has not ended"), "{error}");
+            drop(in_progress);
+            group.barrier().await.unwrap();
+        });
     }
 }

@@ -85,6 +85,9 @@ impl<'a> GroupBuilder<'a> {
     }
 
     /// Sets the time limit of each collective, which includes waiting for the other ranks. Default: 10 minutes.
+    ///
+    /// Before a collective begins, it waits until another call of this rank has ended, for example one of a subgroup. After
+    /// the same limit, it fails with [`Error::Argument`].
     pub const fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self

@@ -1,11 +1,13 @@
 //! The world of a launcher's group and its subgroups, which threads may share.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
 
 use rdma_mem::{BufferPool, ProtectionDomain};
 
+use crate::bootstrap::link::after;
 use crate::bootstrap::table::Entry;
 use crate::error::Error;
 use crate::world::World;
@@ -14,15 +16,17 @@ pub(crate) struct SharedWorld {
     entries: Vec<Entry>,
     pd: ProtectionDomain,
     pool: BufferPool,
+    limit: Duration,
     inside: Inside,
+    /// Only the thread inside locks it.
     world: Mutex<World>,
 }
 
 impl SharedWorld {
     pub(crate) fn new(world: World) -> Self {
         let (entries, pd) = (world.ranks.entries.clone(), world.pd.clone());
-        let pool = world.pool.clone();
-        Self { entries, pd, pool, inside: Inside::default(), world: Mutex::new(world) }
+        let (pool, limit) = (world.pool.clone(), world.ranks.limit);
+        Self { entries, pd, pool, limit, inside: Inside::default(), world: Mutex::new(world) }
     }
 
     /// Returns the name of the host of a rank, also while another thread is in a collective.
@@ -34,23 +38,23 @@ impl SharedWorld {
         &self.pool
     }
 
-    /// Waits until no other thread is in a collective.
+    /// Waits until no other thread is in a collective, within the limit of a collective.
     ///
     /// # Errors
-    /// [`Error::Argument`] if this thread is in one: a function of a reduction has called a subgroup.
+    /// [`Error::Argument`] if this thread is in one: a function of a reduction has called a subgroup. The same if another
+    /// thread is still in one at the limit, for example because its function waits for this thread.
     /// [`Error::Device`] in a forked child.
     pub(crate) fn enter(&self) -> Result<Entered<'_>, Error> {
         self.pd.check_process().map_err(rdma_mem::Error::from)?;
-        self.inside.check()?;
-        let world = lock(&self.world);
-        Ok(Entered { _stay: self.inside.enter(), world })
+        let stay = self.inside.wait(self.limit)?;
+        Ok(Entered { world: lock(&self.world), _stay: stay })
     }
 }
 
 /// A thread in a collective.
 pub(crate) struct Entered<'w> {
-    _stay: Stay<'w>,
     world: MutexGuard<'w, World>,
+    _stay: Stay<'w>,
 }
 
 impl Deref for Entered<'_> {
@@ -69,24 +73,73 @@ impl DerefMut for Entered<'_> {
 
 /// The thread that must not call a collective, because it is in one.
 #[derive(Default)]
-pub(crate) struct Inside(Mutex<Option<ThreadId>>);
+pub(crate) struct Inside {
+    threads: Mutex<Threads>,
+    left: Condvar,
+}
 
-impl Inside {
-    /// # Errors
-    /// [`Error::Argument`] if this is the thread.
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        if *lock(&self.0) == Some(thread::current().id()) {
+#[derive(Default)]
+struct Threads {
+    inside: Option<ThreadId>,
+    /// The number of threads that wait until it has left.
+    waiting: usize,
+}
+
+impl Threads {
+    fn check(&self) -> Result<(), Error> {
+        if self.inside == Some(thread::current().id()) {
             let text = "the function of a reduction has called a collective: call it afterwards";
             return Err(Error::Argument(text.to_owned()));
         }
         Ok(())
     }
+}
+
+impl Inside {
+    /// # Errors
+    /// [`Error::Argument`] if this is the thread.
+    #[cfg(feature = "async")]
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        lock(&self.threads).check()
+    }
 
     /// Sets this thread until the result is dropped. No other thread is inside.
+    #[cfg(feature = "async")]
     pub(crate) fn enter(&self) -> Stay<'_> {
-        *lock(&self.0) = Some(thread::current().id());
+        lock(&self.threads).inside = Some(thread::current().id());
         Stay(self)
     }
+
+    /// Waits until no other thread is inside, and then sets this thread until the result is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if this thread is inside, or another one is inside at the limit.
+    fn wait(&self, limit: Duration) -> Result<Stay<'_>, Error> {
+        let mut threads = lock(&self.threads);
+        threads.check()?;
+        if threads.inside.is_some() {
+            let until = after(limit);
+            threads.waiting += 1;
+            while threads.inside.is_some() && Instant::now() < until {
+                let left = until.saturating_duration_since(Instant::now());
+                let waited = self.left.wait_timeout(threads, left);
+                threads = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
+            threads.waiting -= 1;
+            if threads.inside.is_some() {
+                return Err(busy(limit));
+            }
+        }
+        threads.inside = Some(thread::current().id());
+        Ok(Stay(self))
+    }
+}
+
+/// Returns the error of a call that has waited that long for another one on the same rank.
+pub(crate) fn busy(limit: Duration) -> Error {
+    Error::Argument(format!(
+        "another call of this rank has not ended within {limit:?}: complete or drop it before this one"
+    ))
 }
 
 /// The time in which a thread is [`Inside`].
@@ -94,10 +147,45 @@ pub(crate) struct Stay<'i>(&'i Inside);
 
 impl Drop for Stay<'_> {
     fn drop(&mut self) {
-        *lock(&self.0.0) = None;
+        let mut threads = lock(&self.0.threads);
+        threads.inside = None;
+        // A notice costs a system call.
+        if threads.waiting > 0 {
+            self.0.left.notify_one();
+        }
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_waits_for_another_thread_within_the_limit() {
+        let (inside, short) = (Inside::default(), Duration::from_millis(1));
+        let stay = inside.wait(short).unwrap();
+        thread::scope(|threads| {
+            let wait = |limit| inside.wait(limit).map(drop);
+            let text = |result: Result<(), Error>| result.unwrap_err().to_string();
+            assert!(
+                text(wait(Duration::MAX)).starts_with("the function of a reduction has called")
+            );
+            let late = threads.spawn(move || text(wait(short))).join().unwrap();
+            assert!(
+                late.starts_with("another call of this rank has not ended within 1ms"),
+                "{late}"
+            );
+            let waits = threads.spawn(move || wait(Duration::MAX));
+            while lock(&inside.threads).waiting == 0 {
+                thread::yield_now();
+            }
+            drop(stay);
+            waits.join().unwrap().unwrap();
+        });
+        assert!(inside.wait(short).is_ok());
+    }
 }

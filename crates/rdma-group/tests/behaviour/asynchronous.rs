@@ -157,6 +157,77 @@ fn a_function_of_an_asynchronous_rank_cannot_call_its_group() {
     mixed(2, |_| true, |_| unreachable!(), calls);
 }
 
+/// Rank 0 begins a call while another one is in progress. The function of the latter then polls the former.
+#[test]
+fn a_function_of_an_asynchronous_rank_cannot_continue_a_call_that_waits_for_its_own() {
+    let begun = Barrier::new(2);
+    let calls = |group: &mut aio::Group| {
+        let mut sub = wait(group.split(0, 0)).unwrap();
+        let is_first = group.rank() == 0;
+        let waiting = Mutex::new(is_first.then(|| Box::pin(sub.barrier())));
+        let poll_waiting = || {
+            let _runtime = runtime().enter();
+            let mut waiting = waiting.lock().unwrap();
+            waiting.as_mut().map(|it| it.as_mut().poll(&mut Context::from_waker(Waker::noop())))
+        };
+        let polled = Mutex::new(None);
+        let function = |lower: u32, higher| {
+            *polled.lock().unwrap() = poll_waiting();
+            lower + higher
+        };
+        let mut buffer = [1];
+        let mut call = Box::pin(group.all_reduce(&mut buffer, Reduction::Custom(&function)));
+        if is_first {
+            assert!(poll_once(call.as_mut()).is_pending());
+            assert!(matches!(poll_waiting(), Some(Poll::Pending)));
+        }
+        begun.wait();
+        wait(call).unwrap();
+        assert_eq!(buffer, [2]);
+        let polled = polled.into_inner().unwrap();
+        assert!(
+            !is_first || matches!(polled, Some(Poll::Ready(Err(Error::Argument(_))))),
+            "{polled:?}"
+        );
+        drop(waiting);
+        wait(sub.barrier()).unwrap();
+    };
+    mixed(2, |_| true, |_| unreachable!(), calls);
+}
+
+/// The functions of both ranks wait for a barrier of another group.
+#[test]
+fn a_function_of_an_asynchronous_rank_can_poll_another_group() {
+    let calls = |group: &mut aio::Group, other: &mut aio::Group| {
+        let other = Mutex::new(other);
+        let function = |lower: u32, higher| {
+            let _runtime = runtime().enter();
+            let mut other = other.lock().unwrap();
+            let mut barrier = pin!(other.barrier());
+            let mut poll = || barrier.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            while poll().map(Result::unwrap).is_pending() {
+                thread::yield_now();
+            }
+            lower + higher
+        };
+        let mut buffer = [1];
+        wait(group.all_reduce(&mut buffer, Reduction::Custom(&function))).unwrap();
+        assert_eq!(buffer, [2]);
+        wait(group.barrier()).unwrap();
+        wait(other.into_inner().unwrap().barrier()).unwrap();
+    };
+    let (pd, [first, second]) = (domain(), [(); 2].map(|()| free_address()));
+    let join = |rank, master: &str| {
+        let builder = Group::builder(&pd, rank, 2, master).limit(LIMIT).join_limit(LIMIT);
+        wait(builder.join_async()).unwrap()
+    };
+    thread::scope(|threads| {
+        let rank = |rank| calls(&mut join(rank, &first), &mut join(rank, &second));
+        let ranks = [0, 1].map(|own| threads.spawn(move || rank(own)));
+        ranks.into_iter().for_each(|rank| rank.join().unwrap());
+    });
+}
+
 #[test]
 fn a_long_call_and_a_barrier_are_a_mismatch_on_both_asynchronous_ranks() {
     let long = |group: &mut aio::Group| {
