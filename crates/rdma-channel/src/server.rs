@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rdma_connect::{
-    Candidate, CloseReason, ConnectError, Greeting, PeerId, Rejected, TransportError,
+    Candidate, CloseReason, ConnectError, Greeting, KeepAlive, PeerId, Rejected, TransportError,
 };
 use rdma_mem::{Buffer, BufferPool, InlineElement, ProtectionDomain};
 use rdma_qp::PollSlot;
@@ -22,7 +22,6 @@ use self::queues::{PeerQueuePair, ServerQueues};
 use self::receives::OwnReceives;
 use self::waker::Waker;
 use crate::deadline::{Deadline, NO_LIMIT, Next};
-use crate::ledger::watch::notice_silence;
 use crate::limits::Limits;
 use crate::rendezvous::files::{Added, EventFlags, Files};
 use crate::rendezvous::source::Source;
@@ -547,7 +546,7 @@ impl Server {
             self.clients.refuse(error.to_string());
             None
         })?;
-        notice_silence(stream.stream(), self.options.watch);
+        KeepAlive::within(self.options.watch).set(stream.stream());
         stream.change(key, EventFlags::RDHUP).map_err(|error| {
             let tried = format!("watching the client at {}", client.address);
             Some(ConnectError::Io { tried, source: error.into() })

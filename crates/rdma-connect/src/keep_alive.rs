@@ -1,6 +1,9 @@
 //! Detection of silent peers.
 
+use std::os::fd::AsFd;
 use std::time::Duration;
+
+use rustix::net::sockopt;
 
 /// The options of a TCP stream that make the kernel end it once the peer's machine has been silent for a given time.
 ///
@@ -26,6 +29,28 @@ impl KeepAlive {
         let user_timeout_ms =
             u32::try_from(silence.as_millis()).unwrap_or(u32::MAX).min(i32::MAX as u32);
         Self { interval, user_timeout_ms }
+    }
+
+    /// Sets these options of a stream. Streams other than TCP reject them. This does not matter: they are local, so no
+    /// remote machine can fall silent.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::net::{TcpListener, TcpStream};
+    /// use std::time::Duration;
+    /// use rdma_connect::KeepAlive;
+    ///
+    /// let listener = TcpListener::bind("127.0.0.1:0")?;
+    /// let stream = TcpStream::connect(listener.local_addr()?)?;
+    /// KeepAlive::within(Duration::from_secs(10)).set(&stream);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn set(self, stream: impl AsFd) {
+        let stream = stream.as_fd();
+        let _ = sockopt::set_socket_keepalive(stream, true);
+        let _ = sockopt::set_tcp_keepidle(stream, self.interval);
+        let _ = sockopt::set_tcp_keepintvl(stream, self.interval);
+        let _ = sockopt::set_tcp_user_timeout(stream, self.user_timeout_ms);
     }
 }
 

@@ -50,7 +50,7 @@ const LAYERS: &[Layer] = &[
     ),
     layer(
         "rdma-group",
-        &["rdma-types", "rdma-mem", "rdma-qp", "rdma-channel", "rdma-async"],
+        &["rdma-types", "rdma-mem", "rdma-qp", "rdma-connect", "rdma-channel", "rdma-async"],
         false,
     ),
     layer("rdma-tonic", &["rdma-async"], false),

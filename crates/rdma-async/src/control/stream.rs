@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rdma_connect::{CloseReason, ConnectError, Farewell, KeepAlive};
 use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
-use rustix::net::{SendFlags, send, sockopt};
+use rustix::net::{SendFlags, send};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -39,7 +39,7 @@ pub(super) fn keep(
     qp: QueuePairBuilder<'static>,
     (silence, beat): (Duration, Option<Duration>),
 ) -> Result<(), ConnectError> {
-    notice_silence(&stream, silence);
+    KeepAlive::within(silence).set(&stream);
     // The stream may have been accepted in another runtime.
     let stream = stream.into_std().and_then(TcpStream::from_std).map_err(|source| {
         let tried = format!("keeping the control connection to {}", shared.address);
@@ -54,15 +54,6 @@ pub(super) fn keep(
     let guard = Guard { shared, stream, rest: Vec::new(), reason: CloseReason::Destroyed };
     tokio::spawn(until_gone(guard, beat));
     Ok(())
-}
-
-/// Makes the kernel end the stream once the peer has been silent for `limit`.
-fn notice_silence(stream: &TcpStream, limit: Duration) {
-    let KeepAlive { interval, user_timeout_ms, .. } = KeepAlive::within(limit);
-    let _ = sockopt::set_socket_keepalive(stream, true);
-    let _ = sockopt::set_tcp_keepidle(stream, interval);
-    let _ = sockopt::set_tcp_keepintvl(stream, interval);
-    let _ = sockopt::set_tcp_user_timeout(stream, user_timeout_ms);
 }
 
 /// Ends the connections when the task ends for any reason, because no other task would notice that the peer is gone.

@@ -11,7 +11,7 @@ use rdma_connect::{CloseReason, Farewell, KeepAlive, Until};
 #[cfg(feature = "cm")]
 use rdma_connect::{ConnectError, cm};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvFlags, SendFlags, Shutdown, getpeername, recv, send, shutdown, sockopt};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, getpeername, recv, send, shutdown};
 
 /// A channel's stream to its peer, which is kept until the channel is dropped.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl Watch {
 
     fn new(stream: &Arc<OwnedFd>, limit: Option<Duration>, origin: Origin) -> Self {
         if let Some(limit) = limit {
-            notice_silence(stream, limit);
+            KeepAlive::within(limit).set(stream);
         }
         Self {
             stream: Arc::clone(stream),
@@ -243,14 +243,4 @@ pub(crate) fn send_farewell(stream: &OwnedFd, farewell: &Farewell) {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     let _ = send(stream, &farewell.to_frame(), flags);
     let _ = shutdown(stream, Shutdown::Write);
-}
-
-/// Makes the kernel end a TCP stream whose peer is silent for this long. Other streams reject the options. This does
-/// not matter: they are local, so no remote machine can fall silent.
-pub(crate) fn notice_silence(stream: &OwnedFd, limit: Duration) {
-    let KeepAlive { interval, user_timeout_ms, .. } = KeepAlive::within(limit);
-    let _ = sockopt::set_socket_keepalive(stream, true);
-    let _ = sockopt::set_tcp_keepidle(stream, interval);
-    let _ = sockopt::set_tcp_keepintvl(stream, interval);
-    let _ = sockopt::set_tcp_user_timeout(stream, user_timeout_ms);
 }

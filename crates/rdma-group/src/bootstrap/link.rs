@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
+use rdma_connect::KeepAlive;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -22,6 +23,9 @@ pub(crate) type Tag = [u8; 32];
 const VERSION: u16 = 2;
 const MAGIC: [u8; 4] = *b"RDMG";
 const HEADER: usize = 12;
+
+/// A link ends if the other end's machine is silent for this long, like connections between ranks.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// The kinds of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +128,7 @@ impl Link {
     ) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
+        KeepAlive::within(SILENCE).set(&stream);
         let nonces = [Nonce::default(); 2];
         Ok(Self { stream, keys, is_root, nonces, received: Vec::new(), longest })
     }
@@ -280,3 +285,6 @@ pub(crate) fn wait_for(files: &[PollFd<'_>], until: Instant) -> io::Result<bool>
 }
 
 const LONGEST: Duration = Duration::from_secs(3600);
+
+#[cfg(test)]
+pub(crate) mod tests;
