@@ -338,19 +338,15 @@ impl<'s> Root<'s> {
     fn refuse_all(mut self) -> Error {
         let ranks = self.joined.iter().enumerate().filter(|(_, joined)| joined.is_none());
         let ranks: Vec<_> = ranks.map(|(rank, _)| rank).collect();
-        let hosts = ranks.iter().filter_map(|rank| Some(&**self.settings.hosts.get(*rank)?));
-        let hosts = hosts.collect::<Vec<_>>().join(", ");
+        let hosts = ranks.iter().filter_map(|rank| self.settings.hosts.get(*rank).cloned());
         let error = Error::Missing {
+            hosts: hosts.collect(),
             ranks,
             world_size: self.settings.world_size,
             limit: self.limit,
             last_refused: self.last_refused.take(),
         };
-        let mut reason = error.to_string();
-        if !hosts.is_empty() {
-            reason += "; their hosts: ";
-            reason += &hosts;
-        }
+        let reason = error.to_string();
         for (link, _) in self.joined.iter_mut().flatten() {
             if let Some(link) = link {
                 let _ = link.send(Kind::Refusal, reason.as_bytes(), Instant::now());

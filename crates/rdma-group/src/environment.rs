@@ -127,8 +127,15 @@ fn only_stated(variables: &Variables<'_>) -> Result<String, Error> {
 
 /// Returns the address of torchrun's store, with the next port, because the store listens at its own.
 fn of_torchrun(variables: &Variables<'_>) -> Result<String, Error> {
-    let (host, port) = (variables.text("MASTER_ADDR")?, variables.number::<u16>("MASTER_PORT")?);
-    Ok(with_port(&host, port.wrapping_add(1)))
+    let (host, variable) = (variables.text("MASTER_ADDR")?, "MASTER_PORT");
+    match variables.number::<u16>(variable)?.checked_add(1) {
+        Some(port) => Ok(with_port(&host, port)),
+        None => {
+            let (value, expected) =
+                (variables.text(variable)?, "at most 65534: the next port is used");
+            Err(Error::BadVariable { variable, value, expected })
+        }
+    }
 }
 
 /// Returns the first host of the step. The port depends on the job and the step, so those on one host differ.
@@ -190,6 +197,13 @@ mod tests {
         assert_eq!(error.to_string(), "torchrun has not set MASTER_PORT");
         variables.push(("MASTER_PORT", "29500"));
         assert_eq!(read(&variables).unwrap(), settings(3, 8, "node1:29501", 0));
+        let mut last = variables.clone();
+        last[3].1 = "65535";
+        let error = read(&last).unwrap_err().to_string();
+        assert!(
+            error.starts_with("MASTER_PORT is \"65535\", but it must be at most 65534"),
+            "{error}"
+        );
         variables.extend([("RDMA_RANK", ""), ("TORCHELASTIC_RESTART_COUNT", "2")]);
         variables.push(("RDMA_MASTER", "ib1:7"));
         assert_eq!(read(&variables).unwrap(), settings(3, 8, "ib1:7", 2));

@@ -46,10 +46,14 @@ pub enum Error {
         address: String,
     },
     /// Ranks were missing at the time limit of joining.
-    #[error("ranks {ranks:?} of {world_size} did not join within {limit:?}{}", refused(.last_refused))]
+    #[error(
+        "ranks {ranks:?} of {world_size} did not join within {limit:?}{}{}", of(.hosts), refused(.last_refused)
+    )]
     Missing {
         /// The missing ranks.
         ranks: Vec<usize>,
+        /// Their hosts; empty if these are unknown, because the launcher does not state them.
+        hosts: Vec<String>,
         /// The size of the group.
         world_size: usize,
         /// The limit.
@@ -152,7 +156,7 @@ rdma_types::debug_messages!(
         MissingVariable { variable, launcher },
         BadVariable { variable, value, expected },
         SecretRequired { address },
-        Missing { ranks, world_size, limit, last_refused },
+        Missing { ranks, hosts, world_size, limit, last_refused },
         Refused { address, rank, reason },
         Join { address, rank, reason },
         Io { tried, source },
@@ -175,6 +179,10 @@ impl Error {
 
 fn remedy(variable: &str) -> &'static str {
     if variable == "RDMA_MASTER" { ": set it to HOST:PORT of rank 0" } else { "" }
+}
+
+fn of(hosts: &[String]) -> String {
+    if hosts.is_empty() { String::new() } else { format!("; their hosts: {}", hosts.join(", ")) }
 }
 
 pub(crate) fn refused(last: &Option<String>) -> String {

@@ -9,6 +9,7 @@ use rustix::net::{AddressFamily, SocketType, bind, socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use test_support::loopback::free_address;
 
+use super::link::tests::INVALID_HEADERS;
 use super::*;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -115,29 +116,28 @@ fn missing_ranks_are_named_on_all_others() {
             root.accept().unwrap();
             root.serve();
         }
-        let missing = "ranks [1, 3] of 4 did not join within 1ms";
+        let missing = "ranks [1, 3] of 4 did not join within 1ms; their hosts: b, d";
         assert_eq!(text(root.gather(Instant::now())), missing);
         let error = text(other.join().unwrap());
-        let expected =
-            format!("rank 0 at {master} did not accept rank 2: {missing}; their hosts: b, d");
-        assert_eq!(error, expected);
+        assert_eq!(error, format!("rank 0 at {master} did not accept rank 2: {missing}"));
     });
 }
 
 #[test]
 fn ranks_that_do_not_fit_are_refused_by_name() {
     let master = free_address();
+    let settings = |rank, size, master| Settings { epoch: 2, ..settings(rank, size, master) };
     thread::scope(|threads| {
         let root = spawn(threads, settings(0, 3, master));
         let wrong_size = spawn(threads, settings(2, 4, master)).join().unwrap();
         let error = text(wrong_size);
         assert!(error.contains("rank 2 on host2 expects 4 ranks, but rank 0 expects 3"), "{error}");
-        let wrong_epoch = Settings { epoch: 1, ..settings(2, 3, master) };
-        let error = text(spawn(threads, wrong_epoch).join().unwrap());
-        assert!(
-            error.contains("rank 2 on host2 is of epoch 1, but rank 0 is of epoch 0"),
-            "{error}"
-        );
+        for epoch in [1, 3] {
+            let wrong_epoch = Settings { epoch, ..settings(2, 3, master) };
+            let error = text(spawn(threads, wrong_epoch).join().unwrap());
+            let expected = format!("rank 2 on host2 is of epoch {epoch}, but rank 0 is of epoch 2");
+            assert!(error.contains(&expected), "{error}");
+        }
         // Rank 0 refuses one of the two processes of rank 1. Without rank 2, it cannot accept either.
         let (results, all) = std::sync::mpsc::channel();
         for _ in 0..2 {
@@ -177,6 +177,26 @@ fn a_rank_that_ends_before_the_group_is_complete_can_join_again() {
 }
 
 #[test]
+fn the_last_process_that_was_refused_is_named_if_ranks_are_missing() {
+    let master = free_address();
+    let (settings, keys) = (settings(0, 2, master), Arc::new(Keys::new(b"")));
+    let mut root = root(&settings, &keys, LIMIT);
+    let mut stranger = stranger(master);
+    stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    root.accept().unwrap();
+    while root.last_refused.is_none() {
+        root.wait(Instant::now() + LIMIT).unwrap();
+        root.serve();
+    }
+    let error = text(root.gather(Instant::now()));
+    let refused = format!(
+        "; the last process that was refused: {}: the process at the other end is not of a group",
+        stranger.local_addr().unwrap()
+    );
+    assert!(error.starts_with("ranks [1] of 2 ") && error.ends_with(&refused), "{error}");
+}
+
+#[test]
 fn strangers_do_not_disturb() {
     let master = free_address();
     thread::scope(|threads| {
@@ -184,13 +204,14 @@ fn strangers_do_not_disturb() {
         let silent: Vec<_> = (0..3).map(|_| stranger(master)).collect();
         let request = stranger(master).write_all(b"GET / HTTP/1.1\r\n\r\n");
         request.unwrap();
-        // A header with a length of 4 GiB, and one of another version.
-        let mut long = stranger(master);
-        long.write_all(b"RDMG\x01\0\x02\0\xff\xff\xff\xff").unwrap();
-        let mut old = stranger(master);
-        old.write_all(b"RDMG\x07\0\x02\0\0\0\0\0").unwrap();
-        // Rank 0 drops both after its challenge.
-        for mut stranger in [long, old] {
+        let headers = INVALID_HEADERS.map(|(header, _)| header);
+        let dropped = headers.map(|header| {
+            let mut stranger = stranger(master);
+            stranger.write_all(header).unwrap();
+            stranger
+        });
+        // Rank 0 drops them after its challenge.
+        for mut stranger in dropped {
             let _ = stranger.read_to_end(&mut Vec::new());
         }
         let other = spawn(threads, settings(1, 2, master));
@@ -314,7 +335,7 @@ fn attack(master: SocketAddr, joined: &AtomicBool, attacks: &AtomicUsize, seed: 
             0 => Ok(()),
             1 => stranger.write_all(&garbage),
             // Half of a frame.
-            2 => stranger.write_all(&[b"RDMG\x01\0\x02\0\xff\0\0\0", &*garbage].concat()),
+            2 => stranger.write_all(&[b"RDMG\x02\0\x02\0\xff\0\0\0", &*garbage].concat()),
             // A rank that does not know the nonce of rank 0.
             3 => {
                 let keys = Arc::new(Keys::new(b""));
