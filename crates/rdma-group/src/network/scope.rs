@@ -103,7 +103,8 @@ impl NodeScope<'_, '_> {
     }
 
     /// Waits until all these ranks have called this function or [`Node::barrier`] with the same ranks. Operations of the
-    /// scope continue meanwhile.
+    /// scope continue meanwhile. If other ranks read memory that this rank writes, wait for the writes first. On a network
+    /// that reorders packets, the barrier may complete before them.
     ///
     /// # Errors
     /// Same errors as [`Barrier::barrier`].
