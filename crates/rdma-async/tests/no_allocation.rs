@@ -1,5 +1,6 @@
 //! Operations and buffers of a pool allocate no memory once their connection has been used: awaited, posted, dropped,
-//! and waiting for a slot. Neither do streams, short messages, and long ones that are lent. It has its own `main`, because the threads of the usual harness allocate, too.
+//! and waiting for a slot. Neither do streams, and messages in one frame, in several, or lent. It has its own `main`,
+//! because the threads of the usual harness allocate, too.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use rdma_async::message::{Messages, Options, Stream};
@@ -17,6 +18,9 @@ static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 /// The number of requests that a queue holds.
 const DEPTH: u32 = 4;
+
+/// Lengths of messages in one frame and in several, up to more than the peer's credit.
+const IN_FRAMES: [usize; 5] = [32 << 10, (32 << 10) + 1, 80_000, 128 << 10, 1 << 20];
 
 struct Rig {
     one: Connection,
@@ -83,10 +87,20 @@ impl Rig {
     }
 }
 
-/// Both ends of a stream, and of a connection for messages.
+/// Returns both ends of a connection for messages.
+async fn connect(endpoint: &Endpoint, options: Options) -> [Messages; 2] {
+    let listener = endpoint.listen_for_messages("127.0.0.1:0", options).await.unwrap();
+    let client = endpoint.connect_messages(listener.local_addr(), options);
+    let (client, server) = join!(client, listener.accept());
+    [client.unwrap(), server.unwrap()]
+}
+
+/// Both ends of a stream, and of connections for messages.
 struct Talk {
     streams: [Stream; 2],
     messages: [Messages; 2],
+    /// These send all messages in frames, and have credit for 128 KiB.
+    frames: [Messages; 2],
 }
 
 impl Talk {
@@ -96,10 +110,9 @@ impl Talk {
         let client = endpoint.connect_stream(listener.local_addr(), options);
         let (client, server) = join!(client, listener.accept());
         let streams = [client.unwrap(), server.unwrap()];
-        let listener = endpoint.listen_for_messages(any, options).await.unwrap();
-        let client = endpoint.connect_messages(listener.local_addr(), options);
-        let (client, server) = join!(client, listener.accept());
-        Self { streams, messages: [client.unwrap(), server.unwrap()] }
+        let messages = connect(endpoint, options).await;
+        let frames = connect(endpoint, options.offer_bytes(0).window_bytes(128 << 10)).await;
+        Self { streams, messages, frames }
     }
 
     /// An echo over the stream, in which either end waits for the other.
@@ -128,6 +141,20 @@ impl Talk {
         let ask = async {
             client.send(bytes).await.unwrap();
             assert_eq!(client.receive().await.unwrap().unwrap().len(), bytes.len());
+        };
+        join!(echo, ask);
+    }
+
+    /// A message in frames, and the same one back, over a connection with its own options.
+    async fn in_frames(&mut self, bytes: &[u8]) {
+        let [client, server] = &self.frames;
+        let echo = async {
+            let message = server.receive().await.unwrap().unwrap();
+            server.send(&message).await.unwrap();
+        };
+        let ask = async {
+            client.send(bytes).await.unwrap();
+            assert_eq!(*client.receive().await.unwrap().unwrap(), *bytes);
         };
         join!(echo, ask);
     }
@@ -173,7 +200,7 @@ fn main() {
             pool,
         };
         let mut talk = Talk::new(&Endpoint::new(&context).unwrap()).await;
-        let (long, mut before) = (vec![7; 200_000], 0);
+        let (long, mut before) = (vec![7; 1 << 20], 0);
         // The first rounds register the words of atomic operations, and grow the lists.
         for round in 0..200 {
             if round == 100 {
@@ -188,9 +215,12 @@ fn main() {
             talk.stream().await;
             talk.messages().await;
             talk.long_messages(&long).await;
+            for length in IN_FRAMES {
+                talk.in_frames(&long[..length]).await;
+            }
         }
         assert_eq!(ALLOCATOR.allocations() - before, 0);
         assert_eq!(rig.buffers.len(), 8);
     }));
-    println!("no allocation in 100 rounds of 11 operations, 3 buffers and 7 messages");
+    println!("no allocation in 100 rounds of 11 operations, 3 buffers and 17 messages");
 }

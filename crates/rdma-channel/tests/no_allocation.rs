@@ -1,5 +1,5 @@
-//! Operations allocate no memory and make no system call, in any form. The test has its own `main`, because the threads
-//! of the usual harness allocate, too.
+//! Operations allocate no memory and make no system call, in any form. Messages allocate no memory, in one frame, in
+//! several, or lent. The test has its own `main`, because the threads of the usual harness allocate, too.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -7,9 +7,11 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use rdma_channel::{Channel, InFlight, ScopedPendingWork, TransportError, prelude::*};
+use rdma_channel::message::{Messages, Options};
+use rdma_channel::{Channel, InFlight, ScopedPendingWork, TransportError, Wait, prelude::*};
 use rdma_mem::{
-    AccessFlags, GatherList, OwnedRegion, ProtectionDomain, ScatterList, SharedRegion, SliceMut,
+    AccessFlags, BufferPool, GatherList, OwnedRegion, ProtectionDomain, ScatterList, SharedRegion,
+    SliceMut,
 };
 use rdma_qp::{
     AtomicWorkRequest, MaxRnrRetries, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
@@ -107,6 +109,11 @@ fn main() {
         assert_eq!(strays, [0; 3], "{device}");
         across_threads(rig);
     }
+    for wait in [Wait::Spin, Wait::Sleep] {
+        messages(wait, Options::new());
+        // These send all messages in frames, and the longest ones need more than the peer's credit.
+        messages(wait, Options::new().offer_bytes(0).window_bytes(128 << 10));
+    }
     println!("no allocation: ok");
     if is_emulated() {
         return println!("system calls: skipped, the emulator refuses filters");
@@ -193,6 +200,37 @@ fn across_threads(rig: Rig) {
     let counts = receiver.join().unwrap();
     // At first, devices and threads allocate what they need.
     assert_eq!(counts[MESSAGES - 1] - counts[MESSAGES / 2], 0, "between threads");
+}
+
+/// Sends messages of several lengths to a thread that sends them back.
+fn messages(wait: Wait, options: Options) {
+    const LENGTHS: [usize; 7] =
+        [8, 20_000, 32 << 10, (32 << 10) + 1, 128 << 10, (128 << 10) + 1, 1 << 20];
+    const ROUNDS: usize = 60;
+    let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
+    let pool = BufferPool::new(&pd);
+    let channel = || pd.create_channel().wait(wait);
+    let mut listener = channel().listen_for_messages("127.0.0.1:0", &pool, options).unwrap();
+    let address = listener.local_addr();
+    let server = thread::spawn(move || {
+        let client: Messages = listener.accept().unwrap();
+        while let Some(message) = client.receive().unwrap() {
+            client.send(&message).unwrap();
+        }
+    });
+    let client = channel().connect_messages(address, &pool, options).unwrap();
+    let (bytes, mut counts) = (vec![7; 1 << 20], [0; ROUNDS]);
+    for count in &mut counts {
+        for length in LENGTHS {
+            client.send(&bytes[..length]).unwrap();
+            assert_eq!(*client.receive().unwrap().unwrap(), bytes[..length]);
+        }
+        *count = ALLOCATOR.allocations();
+    }
+    // At first, the pool grows, and devices and threads allocate what they need.
+    assert_eq!(counts[ROUNDS - 1] - counts[ROUNDS / 2], 0, "{wait:?}, {options:?}: {counts:?}");
+    client.finish().unwrap();
+    server.join().unwrap();
 }
 
 fn unwrap_scope(error: rdma_channel::ScopeError) -> TransportError {

@@ -376,7 +376,15 @@ impl Requests {
     }
 
     pub(super) fn take_freed(&mut self) -> Vec<Memory> {
-        mem::take(&mut self.freed)
+        // An empty list keeps its allocation.
+        if self.freed.is_empty() { Vec::new() } else { mem::take(&mut self.freed) }
+    }
+
+    /// Keeps the allocation of a list that was taken and is empty.
+    pub(super) fn keep_freed(&mut self, empty: Vec<Memory>) {
+        if self.freed.capacity() == 0 {
+            self.freed = empty;
+        }
     }
 }
 

@@ -318,12 +318,15 @@ impl<P: Drive> Session<P> {
         if state.followers > 0 {
             self.changed.notify_all();
         }
-        let freed = state.requests.take_freed();
+        let mut freed = state.requests.take_freed();
         let refused = state.requests.take_refused();
         let growth = state.requests.take_growth();
         let error = state.protocol.end().take_unreported();
         drop(state);
-        drop(freed);
+        if !freed.is_empty() {
+            freed.clear();
+            self.lock().requests.keep_freed(freed);
+        }
         if let Some(length) = growth
             && self.pool.grow(length).is_err()
         {

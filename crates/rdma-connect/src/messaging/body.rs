@@ -1,6 +1,6 @@
 //! The bytes of messages that arrive.
 
-use rdma_mem::Buffer;
+use rdma_mem::{Buffer, BufferPool};
 use rdma_message::Incoming;
 
 /// The bytes of a message.
@@ -10,7 +10,7 @@ pub enum Body {
     /// An empty message.
     #[default]
     Empty,
-    /// A message in memory of the pool: where it arrived, or a copy if it is short.
+    /// A message in memory of the pool: where it arrived, or a copy.
     Part {
         /// The memory.
         buffer: Buffer,
@@ -19,7 +19,7 @@ pub enum Body {
         /// The length of the message.
         length: usize,
     },
-    /// A message whose parts were copied.
+    /// A copy in memory of the heap, because the pool had none.
     Copy(Vec<u8>),
 }
 
@@ -47,11 +47,64 @@ impl Body {
         }
     }
 
-    fn append(&mut self, part: &[u8]) {
-        match self {
-            Self::Copy(bytes) => bytes.extend_from_slice(part),
-            _ => *self = Self::Copy(part.to_vec()),
+    /// Copies bytes to memory of the pool, or of the heap if the pool has none now.
+    pub(super) fn copy(bytes: &[u8], pool: &BufferPool) -> Self {
+        match pool.try_allocate(bytes.len()) {
+            Ok(Some(mut buffer)) => {
+                buffer.copy_from_slice(bytes);
+                Self::Part { buffer, start: 0, length: bytes.len() }
+            }
+            _ => Self::Copy(bytes.to_vec()),
         }
+    }
+
+    /// Appends the next part of a message that arrives in parts. `stage` returns memory of the pool, if there is some.
+    fn append(&mut self, part: &[u8], sizes: Sizes, stage: impl FnOnce(usize) -> Option<Buffer>) {
+        let arrived = self.bytes().len();
+        let length = arrived + part.len();
+        let is_full = match self {
+            Self::Empty => true,
+            Self::Part { buffer, .. } => length > buffer.len(),
+            Self::Copy(_) => false,
+        };
+        if is_full {
+            *self = match stage(sizes.room(arrived, length)) {
+                Some(mut buffer) => {
+                    if let Some(mut copy) = buffer.get_mut(0, arrived) {
+                        copy.copy_from_slice(self.bytes());
+                    }
+                    Self::Part { buffer, start: 0, length: arrived }
+                }
+                None => Self::Copy(self.bytes().to_vec()),
+            };
+        }
+        match self {
+            Self::Empty => {}
+            Self::Part { buffer, length: end, .. } => {
+                if let Some(mut free) = buffer.get_mut(arrived, part.len()) {
+                    free.copy_from_slice(part);
+                    *end = length;
+                }
+            }
+            Self::Copy(bytes) => bytes.extend_from_slice(part),
+        }
+    }
+}
+
+/// The numbers of bytes by which the memory of a message grows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    /// The length of the message, as its first frame states it.
+    pub(super) message: usize,
+    /// The number of bytes that the peer may send before the program has taken some.
+    pub(super) window: usize,
+}
+
+impl Sizes {
+    /// Returns the length of the next memory. It is proportional to what has arrived, because a peer may state any
+    /// length and send nothing.
+    fn room(self, arrived: usize, length: usize) -> usize {
+        self.message.min(self.window.max(2 * arrived)).max(length)
     }
 }
 
@@ -66,12 +119,20 @@ impl Arriving {
         self.0.push((message, body));
     }
 
-    /// Adds the next part of a message.
-    pub(super) fn append(&mut self, message: Incoming, part: &[u8]) {
-        match self.0.iter_mut().find(|(known, _)| *known == message) {
-            Some((_, body)) => body.append(part),
-            None => self.0.push((message, Body::Copy(part.to_vec()))),
+    /// Adds the next part of a message. `stage` returns memory of the pool, if there is some.
+    pub(super) fn append(
+        &mut self,
+        message: Incoming,
+        part: &[u8],
+        sizes: Sizes,
+        stage: impl FnOnce(usize) -> Option<Buffer>,
+    ) {
+        if let Some((_, body)) = self.0.iter_mut().find(|(known, _)| *known == message) {
+            return body.append(part, sizes, stage);
         }
+        let mut body = Body::Empty;
+        body.append(part, sizes, stage);
+        self.0.push((message, body));
     }
 
     /// Removes a message. An empty one has no parts.

@@ -10,7 +10,7 @@ use rdma_message::{
     Payload, SendError, Transmit,
 };
 
-use super::body::{Arriving, Body};
+use super::body::{Arriving, Body, Sizes};
 use super::error::MessageError;
 use super::operations::{Operations, Source, Ticket};
 use super::tasks::{Tasks, Waiting};
@@ -73,7 +73,7 @@ impl LongCopy {
                 buffer.copy_from_slice(message);
                 Source::Buffer(buffer)
             }
-            None => Source::Rest(message.to_vec(), 0),
+            None => Source::Rest(Body::Copy(message.to_vec()), 0),
         })
     }
 }
@@ -298,7 +298,9 @@ impl Mailbox {
         let bytes = buffer.get(start..start + part).unwrap_or_default();
         let frame_bytes = self.limits.receive_bytes as usize;
         if chunk.len() != length {
-            self.arriving.append(message, bytes);
+            let window = self.limits.window_bytes as usize;
+            let sizes = Sizes { message: length as usize, window };
+            self.arriving.append(message, bytes, sizes, |length| requests.stage(length));
         } else if part * 2 >= frame_bytes
             && let Ok(Some(spare)) = requests.pool().try_allocate(frame_bytes)
         {
@@ -306,11 +308,8 @@ impl Mailbox {
             requests.slots().set_receive(slot, spare);
             self.arriving.add(message, Body::Part { buffer, start, length: part });
             return self.machine.release(chunk);
-        } else if let Ok(Some(mut copy)) = requests.pool().try_allocate(part) {
-            copy.copy_from_slice(bytes);
-            self.arriving.add(message, Body::Part { buffer: copy, start: 0, length: part });
         } else {
-            self.arriving.append(message, bytes);
+            self.arriving.add(message, Body::copy(bytes, requests.pool()));
         }
         requests.slots().set_receive(slot, buffer);
         self.machine.release(chunk);
@@ -431,7 +430,8 @@ impl Mailbox {
                 let sent = self.send_from(operation, bytes, requests, woken);
                 if let Some(rest) = bytes.get(sent..).filter(|rest| !rest.is_empty()) {
                     let sent = u32::try_from(sent).unwrap_or(u32::MAX);
-                    self.operations.keep(ticket, sent, rest);
+                    let rest = Body::copy(rest, requests.pool());
+                    self.operations.set_source(ticket, Source::Rest(rest, sent));
                 }
             }
         }

@@ -20,7 +20,7 @@ pub(super) enum Source {
     #[default]
     Nothing,
     /// The part that could not be sent when the operation began, and its offset in the message.
-    Rest(Vec<u8>, u32),
+    Rest(Body, u32),
     /// All bytes of the message, in registered memory.
     Buffer(Buffer),
 }
@@ -126,11 +126,6 @@ impl Operations {
         before
     }
 
-    /// Keeps the bytes of a message from `start` on, to be sent later.
-    pub(super) fn keep(&mut self, ticket: Ticket, start: u32, rest: &[u8]) {
-        self.set_source(ticket, Source::Rest(rest.to_vec(), start));
-    }
-
     /// Sets the memory that contains a message.
     pub(super) fn set_buffer(&mut self, ticket: Ticket, buffer: Buffer) {
         self.set_source(ticket, Source::Buffer(buffer));
@@ -192,7 +187,7 @@ impl Operations {
         let Some((ticket, pending)) = self.of(operation) else { return (0, None) };
         let (bytes, start): (&[u8], u32) = match &pending.source {
             Source::Nothing => return (0, None),
-            Source::Rest(rest, start) => (rest, *start),
+            Source::Rest(rest, start) => (rest.bytes(), *start),
             Source::Buffer(buffer) => (buffer, 0),
         };
         let from = (at - start) as usize;
