@@ -16,6 +16,7 @@ mod window;
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -158,14 +159,36 @@ impl End {
     }
 }
 
-/// Reports the end of a connection to the subscriber of `tracing`, as a warning if the peer has broken the protocol.
+static VIOLATIONS: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the number of streams and connections for messages that have ended because their peers broke the protocol. It
+/// counts all of this process, blocking and asynchronous.
+///
+/// The number never decreases. A warning of `tracing` for each of these connections states the error. It also states
+/// the address of the peer, if the connection was made by address.
+///
+/// # Examples
+/// ```
+/// // No peer has sent an invalid frame, or more than its credit.
+/// assert_eq!(rdma_connect::messaging::violations(), 0);
+/// ```
+#[must_use]
+pub fn violations() -> u64 {
+    VIOLATIONS.load(Ordering::Relaxed)
+}
+
+/// Reports the end of a connection to the subscriber of `tracing`. If the peer has broken the protocol, this is a
+/// warning, and counts for [`violations`].
 pub fn report(error: ConnectionError, peer: Option<SocketAddr>) {
     match error {
         ConnectionError::Aborted => {}
         ConnectionError::Lost | ConnectionError::PeerClosed(_) => {
             tracing::debug!(%error, ?peer, "a stream or a connection for messages has ended");
         }
-        _ => tracing::warn!(%error, ?peer, "a peer has broken the protocol"),
+        _ => {
+            VIOLATIONS.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(%error, ?peer, "a peer has broken the protocol");
+        }
     }
 }
 

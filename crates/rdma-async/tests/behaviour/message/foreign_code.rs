@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 use std::thread;
 
-use rdma_async::message::{MessageError, OperationError, Options};
+use rdma_async::message::{MessageError, OperationError, Options, violations};
 use rdma_async::{ConnectionOptions, Endpoint};
 use rdma_mem::BufferPool;
 use test_support::events::{Event, Hears};
@@ -109,8 +109,8 @@ async fn reported() {
 }
 
 #[test]
-fn a_violation_of_the_protocol_is_reported_with_the_address_of_the_peer() {
-    let name = "message::foreign_code::a_violation_of_the_protocol_is_reported_with_the_address_of_the_peer";
+fn a_violation_of_the_protocol_is_counted_and_reported_with_the_address_of_the_peer() {
+    let name = "message::foreign_code::a_violation_of_the_protocol_is_counted_and_reported_with_the_address_of_the_peer";
     in_own_process(name, || run_in_one_thread(reported_with_address));
 }
 
@@ -132,6 +132,12 @@ async fn reported_with_address() {
     victim.receive().await.unwrap_err();
     let address = format!("{:?}", Some(victim.peer_addr().unwrap()));
     assert_eq!(*events.lock().unwrap(), [(tracing::Level::WARN, Some(address))]);
+    assert_eq!(violations(), 1);
+    // A peer that is gone has broken nothing.
+    let (victim, peer) = ends(&host, Options::new()).await;
+    drop(peer);
+    victim.receive().await.unwrap_err();
+    assert_eq!(violations(), 1);
 }
 
 /// Drops a request of the connection while it frees memory for long messages, and this call to the device fails.
