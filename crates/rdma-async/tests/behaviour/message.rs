@@ -11,3 +11,4 @@ mod processes;
 mod rig;
 mod stream_ends;
 mod streams;
+mod unending;

@@ -1,6 +1,7 @@
 //! Peers that handle offers by hand: they fetch late or never, die, or break the protocol.
 
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -18,15 +19,15 @@ use crate::common::{DEVICES, all, poll_once, run_in_one_thread};
 /// The length of frames. Messages of more than that are lent.
 const FRAME: u32 = 1024;
 
-fn options() -> Options {
+pub(super) fn options() -> Options {
     Options::new().frame_bytes(FRAME).eager_bytes(FRAME).linger(Duration::from_millis(100))
 }
 
 /// Both ends of a connection: the end under test, and a plain connection.
 pub(super) async fn ends(host: &Host, options: Options) -> (Messages, Connection) {
-    let qp = options.fit(host.pd.create_qp().access(all())).max_recv_wr(64);
-    let qp = qp.max_send_wr(64);
-    let listener = host.driver.listen("127.0.0.1:0", qp.clone()).await.unwrap();
+    let qp = options.fit(host.pd.create_qp().access(all()));
+    let of_peer = qp.clone().max_recv_wr(64).max_send_wr(64);
+    let listener = host.driver.listen("127.0.0.1:0", of_peer).await.unwrap();
     let connect = host.driver.connect(listener.local_addr(), qp);
     let (one, peer) = tokio::join!(connect, listener.accept());
     let pool = Pool::from(host.pool.clone());
@@ -35,7 +36,7 @@ pub(super) async fn ends(host: &Host, options: Options) -> (Messages, Connection
 }
 
 /// A peer that knows the frames.
-struct Peer<'p> {
+pub(super) struct Peer<'p> {
     host: &'p Host,
     connection: &'p Connection,
     ring: ReceiveRing<'p, Buffer>,
@@ -44,7 +45,7 @@ struct Peer<'p> {
 
 impl<'p> Peer<'p> {
     /// Posts receives and sends the hello.
-    async fn new(host: &'p Host, connection: &'p Connection) -> Self {
+    pub(super) async fn new(host: &'p Host, connection: &'p Connection) -> Self {
         let buffers = (0..32).map(|_| host.pool.allocate(FRAME as usize).unwrap());
         let ring = connection.receive_ring(buffers).unwrap();
         let limits = Limits { receives: 16, bytes: 1 << 20, fetched: 0 };
@@ -62,9 +63,14 @@ impl<'p> Peer<'p> {
     }
 
     async fn send(&self, body: Body) {
+        self.send_part(body, &[]).await;
+    }
+
+    /// Sends a frame with a part of a message.
+    pub(super) async fn send_part(&self, body: Body, part: &[u8]) {
         let header = Frame::new(self.limits, body).encode();
         // The end under test may have closed the connection.
-        let _ = self.connection.send(self.host.buffer(header.as_bytes())).await;
+        let _ = self.connection.send(self.host.buffer(&[header.as_bytes(), part].concat())).await;
     }
 
     async fn frame(&mut self) -> Body {
@@ -81,7 +87,7 @@ impl<'p> Peer<'p> {
     }
 
     /// Waits for the close frame.
-    async fn closed(&mut self) -> CloseReason {
+    pub(super) async fn closed(&mut self) -> CloseReason {
         loop {
             if let Body::Close(reason) = self.frame().await {
                 return reason;
@@ -137,6 +143,48 @@ fn an_offer_can_be_read_until_it_is_counted() {
             );
             assert!(late.is_none());
             assert!(matches!(ended, Err(MessageError::Ended(ConnectionError::Lost))), "{ended:?}");
+        });
+    }
+}
+
+#[test]
+fn the_send_queue_has_room_to_end_all_leases_while_frames_wait_for_receives() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let host = Host::new(device);
+            host.pool.grow(8 << 20).unwrap();
+            let (end, connection) = ends(&host, options()).await;
+            let mut peer = Peer::new(&host, &connection).await;
+            peer.limits.receives = 1000;
+            peer.send(Body::Credit).await;
+            let end = Arc::new(end);
+            let lends: Vec<_> = (0..8)
+                .map(|_| {
+                    let (end, buffer) = (Arc::clone(&end), host.buffer(&message(3000)));
+                    tokio::spawn(async move { end.send_buffer(buffer).await })
+                })
+                .collect();
+            for _ in 0..8 {
+                peer.offer().await;
+            }
+            // The peer has 32 receives. Further frames stay in the send queue, up to the last slot for data.
+            for _ in 0..32 + 13 {
+                end.post(b"short").await.unwrap();
+            }
+            let mut waits = pin!(end.post(b"short"));
+            for _ in 0..50 {
+                assert!(poll_once(&mut waits).is_pending());
+                yield_now().await;
+            }
+            peer.limits.fetched = 8;
+            peer.send(Body::Credit).await;
+            for lent in lends {
+                lent.await.unwrap().unwrap();
+            }
+            for _ in 0..32 + 13 {
+                while !matches!(peer.frame().await, Body::First { .. }) {}
+            }
+            waits.await.unwrap();
         });
     }
 }
