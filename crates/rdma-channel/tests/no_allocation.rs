@@ -205,7 +205,7 @@ fn across_threads(rig: Rig) {
 /// Sends messages of several lengths to a thread that sends them back.
 fn messages(wait: Wait, options: Options) {
     const LENGTHS: [usize; 7] =
-        [8, 20_000, 32 << 10, (32 << 10) + 1, 128 << 10, (128 << 10) + 1, 1 << 20];
+        [8, 20_000, 32 << 10, (32 << 10) + 1, 256 << 10, (256 << 10) + 1, 1 << 20];
     const ROUNDS: usize = 60;
     let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
     let pool = BufferPool::new(&pd);

@@ -68,7 +68,7 @@ enum Program {
 const STREAMS: u32 = 16;
 
 /// The length of the longest message that is sent in frames by default.
-const EAGER: usize = 128 << 10;
+const EAGER: usize = 256 << 10;
 
 const PROGRAMS: [(&str, Program); 25] = [
     ("blocking, naive", Program::Naive(Wait::SpinThenSleep)),

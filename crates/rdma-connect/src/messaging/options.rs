@@ -28,7 +28,7 @@ impl Options {
     /// Returns the default limits.
     pub fn new() -> Self {
         let mut limits = Limits::default();
-        (limits.sends, limits.offers, limits.eager_bytes) = (16, 8, 128 << 10);
+        (limits.sends, limits.offers, limits.eager_bytes) = (16, 8, 256 << 10);
         Self { limits, linger: Duration::from_secs(5) }.frame_bytes((32 << 10) + 64)
     }
 
@@ -68,7 +68,7 @@ impl Options {
     }
 
     /// Sets the length of the longest message that is always sent in frames. A longer one is lent to the peer, which
-    /// fetches it. Default: 128 KiB.
+    /// fetches it. Default: 256 KiB.
     pub const fn eager_bytes(mut self, bytes: u32) -> Self {
         self.limits.eager_bytes = bytes;
         self

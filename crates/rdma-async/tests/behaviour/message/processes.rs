@@ -18,7 +18,7 @@ const ADDRESS: &str = "RDMA_TEST_MESSAGES";
 /// The environment variable with the role of the peer: it sends or receives.
 const ROLE: &str = "RDMA_TEST_MESSAGES_ROLE";
 const NAME: &str = "message::processes::a_killed_process_ends_what_waits_for_it";
-const LENGTH: usize = 200_000;
+const LENGTH: usize = 300_000;
 const ROUNDS: usize = 6;
 
 #[test]

@@ -9,7 +9,7 @@ use rdma_channel::{AccessFlags, RemoteMemoryRegion};
 
 use super::rig::{bytes, on_each, once, short};
 
-const LENGTHS: [usize; 9] = [0, 1, 8, 4088, 16 << 10, (32 << 10) + 1, 200_000, (1 << 20) + 1, 3];
+const LENGTHS: [usize; 9] = [0, 1, 8, 4088, 16 << 10, (32 << 10) + 1, 300_000, (1 << 20) + 1, 3];
 
 #[test]
 fn messages_of_any_length_arrive_in_order() {
