@@ -311,9 +311,9 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "stress",
-        about: "failures in long tests: stress for two minutes, a process stopped for half a minute, processes that end, 64 tasks that lend to another process, a million messages between two processes, and deaths of ranks at each step of each collective",
+        about: "failures in long tests: stress for two minutes, a process stopped for half a minute, processes that end, 64 tasks that lend to another process, a million messages between two processes, 10,000 idle streams, and deaths of ranks at each step of each collective",
         tier: Tier::Full,
-        minutes: 11.0,
+        minutes: 12.0,
         needs: &[],
         steps: STRESS,
     },

@@ -444,6 +444,8 @@ pub(super) const STRESS: &[Step] = &[
     tests("cargo test -p rdma-async --test behaviour crowd -- --ignored"),
     tests("cargo test -p rdma-async --release --test soak messages")
         .with(&[("RDMA_TEST_MESSAGES", "1000000")]),
+    tests("cargo test -p rdma-async --test behaviour idle_streams")
+        .with(&[("RDMA_TEST_STREAMS", "10000")]),
     tests("cargo test -p rdma-group --lib before_each_step").with(&[("RDMA_TEST_DEATHS", "all")]),
 ];
 
