@@ -60,11 +60,11 @@ mod tests {
             combinations(package)
         };
         let none: Vec<&str> = Vec::new();
-        assert_eq!(of("rdma-soft"), std::slice::from_ref(&none));
+        assert_eq!(of("rdma-soft"), [none.clone(), vec!["simulation"]]);
         assert_eq!(of("rdma-sys"), std::slice::from_ref(&none), "`linked` has a job of its own");
         assert_eq!(of("rdma-qp"), [none.clone(), vec!["serde"]]);
-        let each =
-            ["async", "cm", "default", "group", "serde", "soft"].map(|feature| vec![feature]);
+        let each = ["async", "cm", "default", "group", "serde", "simulation", "soft"]
+            .map(|feature| vec![feature]);
         assert_eq!(of("rdma"), [&[none][..], &each].concat());
     }
 }

@@ -48,6 +48,48 @@
 //! has memory windows. [`Connection::lend`] lends memory to the peer for a limited time, and [`Connection::borrow`]
 //! borrows memory from the peer.
 //!
+//! # Simulation
+//!
+//! A test can run tasks on a simulated network of `rdma-soft`, whose clock is then also tokio's (`Network::block_on`,
+//! feature `simulation`):
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use rdma_async::message::{Messages, Options};
+//! use rdma_async::{Driver, Pool};
+//! use rdma_mem::open_device;
+//! use rdma_qp::prelude::*;
+//! use rdma_soft::{Builder, LinkModel, Network};
+//!
+//! let network = Network::simulated(7);
+//! network.set_all_links(LinkModel::new().latency(Duration::from_millis(20)).loss(0.1));
+//! let names = ["moon", "earth"];
+//! let devices = names.map(|name| Builder::new(name).network(&network).install().unwrap());
+//! network.block_on(async {
+//!     let options = Options::new();
+//!     let prepare = |name| {
+//!         let pd = open_device(name)?.allocate_pd()?;
+//!         let prepared = Driver::spawn(pd.context())?.prepare(options.fit(pd.create_qp()))?;
+//!         Ok::<_, Box<dyn std::error::Error>>((prepared, Pool::new(&pd)))
+//!     };
+//!     let [(moon, moons), (earth, earths)] = [prepare(names[0])?, prepare(names[1])?];
+//!     let (at_moon, at_earth) = (moon.endpoint(), earth.endpoint());
+//!     let moon = Messages::new(moon.handshake(at_earth)?, &moons, options).await?;
+//!     let earth = Messages::new(earth.handshake(at_moon)?, &earths, options).await?;
+//!     moon.send(b"one small step").await?;
+//!     assert_eq!(*earth.receive().await?.expect("a message"), *b"one small step");
+//!
+//!     // The cable is cut. The message fails after the retries, which take only virtual time.
+//!     let cut_at = network.now();
+//!     network.set_link(&devices[0], &devices[1], LinkModel::cut())?;
+//!     moon.send(b"one giant leap").await.unwrap_err();
+//!     assert!(network.now() - cut_at > Duration::from_millis(300));
+//!     Ok::<(), Box<dyn std::error::Error>>(())
+//! })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # Forking
 //!
 //! A forked child does not own its parent's connections, and must not use them. Dropping connections, drivers and

@@ -1,5 +1,8 @@
 //! Networks of software devices that run in virtual time.
 
+#[cfg(feature = "simulation")]
+mod tasks;
+
 use std::time::Duration;
 
 use crate::device::Device;
@@ -55,6 +58,8 @@ use crate::soft_device::SoftDevice;
 #[derive(Debug)]
 pub struct Network {
     pub(crate) subnet: &'static Subnet,
+    #[cfg(feature = "simulation")]
+    tasks: tasks::Current,
 }
 
 /// The error for a device that does not belong to this network.
@@ -69,7 +74,11 @@ impl Network {
     /// its devices. Knowing the seed is therefore enough to compute the keys.
     #[must_use]
     pub fn simulated(seed: u64) -> Self {
-        Self { subnet: Box::leak(Box::new(Subnet::simulated(seed))) }
+        Self {
+            subnet: Box::leak(Box::new(Subnet::simulated(seed))),
+            #[cfg(feature = "simulation")]
+            tasks: tasks::Current::default(),
+        }
     }
 
     /// Sets the model of each link, in both directions, except for links with their own model
@@ -178,7 +187,8 @@ impl Network {
     /// Default: true.
     ///
     /// A program that requests an event usually sleeps next. In a program with an event loop, other tasks may still have
-    /// work. Such a program sets this to false, and calls [`step`](Self::step) when all tasks wait.
+    /// work. Such a program sets this to false, and calls [`step`](Self::step) when all tasks wait. For tasks of tokio,
+    /// `block_on` (feature `simulation`) does this.
     pub fn set_steps_on_arming(&self, steps: bool) {
         self.subnet.set_steps_on_arming(steps);
     }

@@ -95,6 +95,8 @@
 //!   `connect_cm`.
 //! - `group`: ranks, barriers and collectives (`rdma-group`, as the module `group`). With `async`, it adds the module
 //!   `rdma::group::aio`.
+//! - `simulation`: tasks of tokio in the time of a simulated network (`soft::Network::block_on`). For tests only,
+//!   because it enables tokio's feature `test-util`.
 //! - `soft` (on by default): the software devices. Without this feature, `rdma-soft` is not built.
 //! - `serde`: serialisation of endpoints, remote regions and the numeric types of RDMA. With `group`, it adds the module
 //!   `rdma::group::network`.

@@ -48,6 +48,5 @@ mod windows;
 
 pub use campaign::{Finding, Kind, Total, campaign, workload};
 pub use fuzz::{Wrong, bytes, fuzz, script_of};
-pub use message::Clock;
 pub use ranks::{Growth, check, check_many, growth};
 pub use watch::watch;

@@ -29,6 +29,18 @@ fn the_software_devices_are_there_by_default_and_only_by_their_feature() {
     }
 }
 
+/// Tokio's feature `test-util` slows its clock down.
+#[test]
+fn tokio_is_built_for_tests_only_by_the_feature_for_simulations() {
+    let has_test_util = |features: &str| {
+        let options = ["--features", features, "--edges", "normal", "--format", "{p}|{f}"];
+        let lines = tree(&options);
+        let tokio = lines.iter().find(|line| line.starts_with("tokio v"));
+        tokio.is_some_and(|line| line.split(['|', ',']).any(|feature| feature == "test-util"))
+    };
+    assert_eq!(["async", "group", "simulation"].map(has_test_util), [false, false, true]);
+}
+
 #[test]
 fn serde_is_that_of_every_layer_and_off_by_default() {
     assert!(!has(&[], "serde"));

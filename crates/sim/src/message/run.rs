@@ -15,7 +15,6 @@ use tokio::sync::Semaphore;
 use tokio::task::unconstrained;
 use tokio::time::{sleep, timeout};
 
-use super::clock::Clock;
 use super::end::{self, End, Gate, Started, check};
 use super::model::{Kind, Model, Shared};
 use super::script::{Limits, Operation, Script, Settings};
@@ -30,10 +29,9 @@ use crate::watch;
 pub(crate) fn run(script: &Script) -> Outcome<Done> {
     watch::begins(script.seed);
     let network = Arc::new(Network::simulated(script.seed));
-    let clock = Clock::new(&network);
     caught(|| {
-        clock.block_on(async {
-            let mut world = World::new(script, &network, &clock).await;
+        network.block_on(async {
+            let mut world = World::new(script, &network).await;
             world.run().await
         })
     })
@@ -51,7 +49,6 @@ struct Host {
 struct World<'a> {
     script: &'a Script,
     network: &'a Network,
-    clock: &'a Clock,
     hosts: Vec<Host>,
     ends: Vec<End>,
     links: Vec<Vec<Weather>>,
@@ -96,14 +93,14 @@ fn memory_of(settings: &Settings, device: usize) -> usize {
 }
 
 impl<'a> World<'a> {
-    async fn new(script: &'a Script, network: &'a Arc<Network>, clock: &'a Clock) -> Self {
+    async fn new(script: &'a Script, network: &'a Arc<Network>) -> Self {
         let settings = &script.settings;
         let hosts: Vec<_> =
             (0..settings.devices).map(|device| Host::new(network, script, device)).collect();
         network.set_all_links(settings.weather.model());
         let model = Shared::new(script, network);
         let links = vec![vec![settings.weather; settings.devices]; settings.devices];
-        let mut world = Self { script, network, clock, hosts, ends: Vec::new(), links, model };
+        let mut world = Self { script, network, hosts, ends: Vec::new(), links, model };
         for connection in 0..settings.connections.len() {
             world.connect(connection).await;
         }
@@ -187,7 +184,7 @@ impl<'a> World<'a> {
             Operation::Leave { end } => self.leave(end),
             Operation::Kill { end } => self.kill(end),
             Operation::Pass { nanoseconds } => {
-                self.clock.sleep(Duration::from_nanos(nanoseconds)).await;
+                self.network.sleep(Duration::from_nanos(nanoseconds)).await;
             }
             Operation::Link { from, to, weather } => {
                 let (a, b) = (&self.hosts[from].soft, &self.hosts[to].soft);
@@ -207,7 +204,7 @@ impl<'a> World<'a> {
                     self.network.set_link(a, b, weather.model()).unwrap();
                 };
                 set(Weather::CUT);
-                self.clock.sleep(Duration::from_nanos(nanoseconds)).await;
+                self.network.sleep(Duration::from_nanos(nanoseconds)).await;
                 set(self.links[from][to]);
             }
             Operation::Port { device, up } => {
@@ -383,7 +380,7 @@ impl<'a> World<'a> {
                     pause = shortest;
                 }
             }
-            self.clock.sleep(pause).await;
+            self.network.sleep(pause).await;
             pause = pause.mul_f64(1.1);
             self.model.lock().check()?;
         }
@@ -402,7 +399,7 @@ impl<'a> World<'a> {
         let has_left = |end: &usize| self.model.lock().end(*end).has_left;
         let left: Vec<_> = (0..self.ends.len()).filter(has_left).collect();
         if !left.is_empty() {
-            self.clock.sleep(LINGER).await;
+            self.network.sleep(LINGER).await;
         }
         for end in left {
             ensure!(self.ends[end].connection.closed().is_some(), "e{end} has left, and lingers");
@@ -556,9 +553,8 @@ mod tests {
         ];
         let script = script_of(8, operations);
         let network = Arc::new(Network::simulated(script.seed));
-        let clock = Clock::new(&network);
-        clock.block_on(async {
-            let mut world = World::new(&script, &network, &clock).await;
+        network.block_on(async {
+            let mut world = World::new(&script, &network).await;
             for operation in &script.operations {
                 world.execute(*operation).await;
             }

@@ -1,35 +1,28 @@
-//! Runs futures on a simulated network, with one clock: tokio's time is the network's.
-//!
-//! This is not part of `rdma-soft`, which does not depend on tokio, or of `rdma-async`, which does not
-//! depend on a device. It also needs tokio's feature `test-util`, which a library must not enable for
-//! its users.
+//! Tasks of tokio in the time of a network.
 
-use std::mem;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::future::Future;
+use std::mem::{self, ManuallyDrop};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use rdma_soft::Network;
 use tokio::runtime::Builder;
 use tokio::task::yield_now;
 use tokio::time::{Instant, advance, sleep_until};
 
-/// The clock of a simulated network, for futures. Clones are the same clock.
-///
-/// Time advances only when all tasks wait. Then the next event of the network happens, or the next
-/// timer of tokio expires, whichever is earlier. Completion channels are real files, which the runtime
-/// checks between two events.
-///
-/// Blocking tasks (`spawn_blocking`) run one at a time when all other tasks wait. Until they end,
-/// nothing else runs and no time passes, so they do not make runs differ. A blocking task must not wait
-/// for another task.
-#[derive(Clone, Debug)]
-pub struct Clock(Arc<State>);
+use super::Network;
+use crate::sync::locked_to_wait as locked;
 
-/// The state that the driver of the time shares with the runtime's hooks.
+/// The clock of the tasks that run on a network, if there are any.
+#[derive(Debug, Default)]
+pub(super) struct Current(Mutex<Option<Arc<Clock>>>);
+
+/// A clock that tokio and a network share. Time advances only when all tasks wait. Completion channels are real files,
+/// which the runtime checks between two events.
 #[derive(Debug)]
-struct State {
-    network: Arc<Network>,
+struct Clock {
+    /// The network, whose devices stay installed when this is dropped.
+    network: ManuallyDrop<Network>,
     /// The network's time at the start.
     begin: Duration,
     /// tokio's time at the start.
@@ -66,32 +59,46 @@ struct ThreadsState {
     may_run: bool,
 }
 
-impl Clock {
-    /// Creates the clock of a network.
-    #[must_use]
-    pub fn new(network: &Arc<Network>) -> Self {
-        Self(Arc::new(State {
-            network: Arc::clone(network),
-            begin: network.now(),
-            start: OnceLock::new(),
-            driver: Mutex::default(),
-            sleepers: Mutex::default(),
-            threads: Threads::default(),
-        }))
-    }
-
-    /// Runs a future, and the tasks that it spawns, on one thread in the time of the network. A clock
-    /// runs one future.
+impl Network {
+    /// Runs a future, and the tasks that it spawns, on one thread, with one clock: tokio's time is this network's. So
+    /// time limits, intervals and heartbeats of a program, and of `rdma-async`, take no real time.
     ///
-    /// tokio's timers are accurate to a millisecond. A future that waits for something that never
-    /// happens makes this call wait forever: use a timeout.
+    /// When no task can continue, the time advances to the network's next event or to the next timer of tokio,
+    /// whichever is earlier. tokio's timers are accurate to a millisecond; [`sleep`](Self::sleep) is exact. A future that
+    /// waits for something that never happens makes this call wait forever: use [`tokio::time::timeout`].
+    ///
+    /// Blocking tasks ([`spawn_blocking`](tokio::task::spawn_blocking)) run one at a time when all other tasks wait.
+    /// Until they end, nothing else runs and no time passes, so they do not make runs differ. A blocking task must not
+    /// wait for another task.
+    ///
+    /// Needs the feature `simulation`, which enables tokio's feature `test-util`. So enable it only for tests.
     ///
     /// # Panics
     ///
-    /// Panics if the runtime cannot be built, or if this is called within a runtime.
+    /// Panics if this network already runs a future, or if this is called within a runtime of tokio. Also panics if the
+    /// runtime cannot be created, because the process has too many files.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tokio::time::{Instant, sleep};
+    ///
+    /// let network = rdma_soft::Network::simulated(7);
+    /// let waited = network.block_on(async {
+    ///     let start = Instant::now();
+    ///     tokio::spawn(sleep(Duration::from_secs(3600))).await.unwrap(); // takes no real time
+    ///     start.elapsed()
+    /// });
+    /// assert_eq!((waited, network.now()), (Duration::from_secs(3600), Duration::from_secs(3600)));
+    /// ```
+    ///
+    /// The crate `rdma-async` has an example with connections.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
-        let state = &self.0;
-        let [names, starts, stops, parks, unparks] = [(); 5].map(|()| Arc::clone(state));
+        // These are dropped in reverse order: threads end, and then tasks while the runtime still has its clock.
+        let running = Running::new(self);
+        let clock = &running.clock;
+        let [names, starts, stops, parks, unparks] = [(); 5].map(|()| Arc::clone(clock));
         let runtime = Builder::new_current_thread()
             .enable_all()
             .start_paused(true)
@@ -103,47 +110,82 @@ impl Clock {
             .on_thread_stop(move || stops.threads.stop())
             .on_thread_park(move || parks.park())
             .on_thread_unpark(move || unparks.follow())
-            .build()
-            .expect("a runtime");
-        // Dropping the runtime waits for its threads.
-        let released = Released(&state.threads);
-        state.network.set_steps_on_arming(false);
-        let output = runtime.block_on(async {
-            let start = *state.start.get_or_init(Instant::now);
-            let driver = tokio::spawn(drive(Arc::clone(state), start));
+            .build();
+        #[allow(clippy::expect_used)] // as documented
+        let runtime = runtime.expect("a runtime needs files");
+        let _released = Released(&clock.threads);
+        runtime.block_on(async {
+            let start = *clock.start.get_or_init(Instant::now);
+            let driver = tokio::spawn(drive(Arc::clone(clock), start));
             let output = future.await;
             driver.abort();
             output
-        });
-        drop(released);
-        // Drops the tasks that are left, while the runtime still has its clock.
-        drop(runtime);
-        // The wakers refer to the runtime, whose hooks refer to the state.
-        *locked(&state.driver) = None;
-        locked(&state.sleepers).clear();
-        state.network.set_steps_on_arming(true);
-        output
+        })
     }
 
-    /// Waits for a time that may be shorter than a millisecond.
+    /// Waits until this time has passed in the network. It may be shorter than a millisecond. Other tasks run meanwhile,
+    /// within [`block_on`](Self::block_on). Elsewhere, this has the effect of [`run_for`](Self::run_for).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let network = rdma_soft::Network::simulated(7);
+    /// network.block_on(network.sleep(Duration::from_micros(3)));
+    /// assert_eq!(network.now(), Duration::from_micros(3));
+    /// ```
     pub async fn sleep(&self, time: Duration) {
-        let until = self.0.elapsed() + time;
+        let Some(clock) = locked(&self.tasks.0).clone() else { return self.run_for(time) };
+        let until = clock.elapsed() + time;
         std::future::poll_fn(|cx| {
-            if self.0.elapsed() >= until {
+            if clock.elapsed() >= until {
                 return Poll::Ready(());
             }
-            locked(&self.0.sleepers).push((until, cx.waker().clone()));
+            locked(&clock.sleepers).push((until, cx.waker().clone()));
             Poll::Pending
         })
         .await;
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// A network while it runs a future.
+struct Running<'n> {
+    network: &'n Network,
+    clock: Arc<Clock>,
 }
 
-impl State {
+impl<'n> Running<'n> {
+    fn new(network: &'n Network) -> Self {
+        let alias = Network { subnet: network.subnet, tasks: Current::default() };
+        let clock = Arc::new(Clock {
+            network: ManuallyDrop::new(alias),
+            begin: network.now(),
+            start: OnceLock::new(),
+            driver: Mutex::default(),
+            sleepers: Mutex::default(),
+            threads: Threads::default(),
+        });
+        let mut current = locked(&network.tasks.0);
+        assert!(current.is_none(), "this network already runs a future");
+        *current = Some(Arc::clone(&clock));
+        drop(current);
+        network.set_steps_on_arming(false);
+        Self { network, clock }
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.network.set_steps_on_arming(true);
+        *locked(&self.network.tasks.0) = None;
+        // The wakers refer to the runtime, whose hooks refer to the clock.
+        *locked(&self.clock.driver) = None;
+        locked(&self.clock.sleepers).clear();
+    }
+}
+
+impl Clock {
     /// Returns the network's time since the start.
     fn elapsed(&self) -> Duration {
         self.network.now() - self.begin
@@ -248,30 +290,31 @@ impl Drop for Released<'_> {
 }
 
 /// Advances both clocks.
-async fn drive(state: Arc<State>, start: Instant) {
+async fn drive(clock: Arc<Clock>, start: Instant) {
     // The network's time when all tasks waited the last time.
     let mut before = None;
     loop {
         // The runtime checks its files and timers, and runs the tasks that these wake. Both calls yield once.
-        match state.elapsed().saturating_sub(start.elapsed()) {
+        match clock.elapsed().saturating_sub(start.elapsed()) {
             Duration::ZERO => yield_now().await,
             behind => advance(behind).await,
         }
-        state.wait(None).await;
+        clock.wait(None).await;
         // Each poll of an empty completion queue has advanced the network.
-        let now = state.elapsed();
-        if state.wake_sleepers(start.elapsed()) || now > start.elapsed() {
+        let now = clock.elapsed();
+        if clock.wake_sleepers(start.elapsed()) || now > start.elapsed() {
             continue;
         }
-        let moment = state.moment();
+        let moment = clock.moment();
         let Moment { event, sleeper, .. } = moment;
         let next = event.into_iter().chain(sleeper).min();
-        let tick = next.map(|at| Duration::from_millis(at.as_millis() as u64));
+        let tick =
+            next.map(|at| at - Duration::from_nanos(u64::from(at.subsec_nanos() % 1_000_000)));
         if tick.is_some_and(|tick| tick <= now) {
             if sleeper.is_some() && sleeper == next {
-                state.network.run_for(next.unwrap_or_default().saturating_sub(now));
+                clock.network.run_for(next.unwrap_or_default().saturating_sub(now));
             } else {
-                state.network.step();
+                clock.network.step();
             }
             continue;
         }
@@ -283,16 +326,16 @@ async fn drive(state: Arc<State>, start: Instant) {
         // tokio advances its clock by whole milliseconds.
         let part = now.subsec_nanos() % 1_000_000;
         if part > 0 {
-            state.network.run_for(Duration::from_nanos(u64::from(1_000_000 - part)));
+            clock.network.run_for(Duration::from_nanos(u64::from(1_000_000 - part)));
             continue;
         }
         match tick {
             Some(tick) => tokio::select! {
                 biased;
-                () = state.wait(Some(moment)) => {}
+                () = clock.wait(Some(moment)) => {}
                 () = sleep_until(start + tick) => {}
             },
-            None => state.wait(Some(moment)).await,
+            None => clock.wait(Some(moment)).await,
         }
     }
 }
@@ -304,21 +347,19 @@ mod tests {
     use tokio::task::spawn_blocking;
     use tokio::time::{sleep, timeout};
 
-    use rdma_soft::{Builder, LinkModel};
-
     use super::*;
+    use crate::LinkModel;
 
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
     fn timers_and_events_share_one_clock() {
-        let network = Arc::new(Network::simulated(1));
+        let network = Network::simulated(1);
         network.run_for(SECOND);
         let [a, b] = ["clock-a", "clock-b"]
-            .map(|name| Builder::new(name).network(&network).install().unwrap());
+            .map(|name| crate::Builder::new(name).network(&network).install().unwrap());
         network.set_link_after(5 * SECOND, &a, &b, LinkModel::cut()).unwrap();
-        let clock = Clock::new(&network);
-        clock.block_on(async {
+        network.block_on(async {
             let start = Instant::now();
             let task = tokio::spawn(sleep(3 * SECOND));
             sleep(2 * SECOND).await;
@@ -330,7 +371,7 @@ mod tests {
             assert_eq!(network.next_event(), None);
             assert_eq!((start.elapsed(), network.now()), (13 * SECOND, 14 * SECOND));
             let short = Duration::from_nanos(1_234);
-            clock.sleep(short).await;
+            network.sleep(short).await;
             assert_eq!(
                 (start.elapsed(), network.now()),
                 (13 * SECOND + short, 14 * SECOND + short)
@@ -341,10 +382,10 @@ mod tests {
     /// Otherwise runs of a seed would differ.
     #[test]
     fn a_blocking_task_runs_alone() {
-        let network = Arc::new(Network::simulated(1));
+        let network = Network::simulated(1);
         let is_running = Arc::new(AtomicBool::new(false));
         let blocking = Arc::clone(&is_running);
-        Clock::new(&network).block_on(async {
+        network.block_on(async {
             let task = spawn_blocking(move || {
                 blocking.store(true, Ordering::Relaxed);
                 (0..1_000).for_each(|_| std::thread::yield_now());
@@ -365,8 +406,8 @@ mod tests {
     /// Otherwise the time limits of its callers would expire.
     #[test]
     fn no_time_passes_while_a_blocking_task_runs() {
-        let network = Arc::new(Network::simulated(1));
-        Clock::new(&network).block_on(async {
+        let network = Network::simulated(1);
+        network.block_on(async {
             let task = spawn_blocking(|| (0..1_000).for_each(|_| std::thread::yield_now()));
             timeout(SECOND, task).await.unwrap().unwrap();
         });
