@@ -99,7 +99,7 @@ impl Listener {
         }
     }
 
-    /// Waits for the next request, for at most `limit`.
+    /// Waits for the next request, for at most `limit`. Requests that arrive together are returned in any order.
     ///
     /// # Errors
     /// [`Error::TimedOut`] after the limit, which leaves the listener unchanged. [`Error::Closed`] once the channel is
