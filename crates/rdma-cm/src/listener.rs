@@ -69,7 +69,7 @@ impl Listener {
         }
         let reserved = channel.engine().reserve(PortSpace::Tcp, address, options)?;
         address.set_port(reserved.port);
-        Ok(Self { handle: channel.engine().listen(reserved)?, address })
+        Ok(Self { handle: channel.engine().listen(&reserved)?, address })
     }
 
     /// Returns the identity that the listener's events have.

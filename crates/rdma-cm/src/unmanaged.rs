@@ -21,7 +21,7 @@
 //! let channel = EventChannel::open(&rdma_mem::open_device("soft0")?)?;
 //! let port = unmanaged::bind(&channel, PortSpace::Udp, "127.0.0.1:0".parse()?, BindOptions::new())?;
 //! let address = format!("127.0.0.1:{}", port.number()).parse()?;
-//! let _listener = unmanaged::listen(&channel, port)?;
+//! let _listener = unmanaged::listen(&channel, &port)?;
 //! let route = unmanaged::route(&channel, address)?;
 //! let _query = unmanaged::query(&channel, PortSpace::Udp, &route, b"who?")?;
 //!
@@ -125,6 +125,31 @@ impl Port {
     pub const fn number(&self) -> u16 {
         self.0.port
     }
+
+    /// Changes the options. They apply to later owners and to later calls of [`listen`]. A port that is shared stays
+    /// shared.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_cm::unmanaged::{self, PortSpace};
+    /// use rdma_cm::{BindOptions, EventChannel};
+    ///
+    /// rdma_soft::install();
+    /// let channel = EventChannel::open(&rdma_mem::open_device("soft0")?)?;
+    /// let bind = |to: &str, options| {
+    ///     unmanaged::bind(&channel, PortSpace::Tcp, to.parse().unwrap(), options)
+    /// };
+    /// let mut first = bind("127.0.0.1:0", BindOptions::new())?;
+    /// let shared = BindOptions::new().with_shared_port(true);
+    /// let address = format!("127.0.0.1:{}", first.number());
+    /// assert!(bind(&address, shared).is_err());
+    /// first.set_options(shared);
+    /// assert!(bind(&address, shared).is_ok());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_options(&mut self, options: BindOptions) {
+        self.0.set_options(options);
+    }
 }
 
 /// Returns the way to a listener.
@@ -197,14 +222,14 @@ pub fn bind(
     Ok(Port(channel.engine().reserve(space, channel.own_address(to)?, options)?))
 }
 
-/// Listens at a reserved port.
+/// Listens at a reserved port. The listener becomes an owner of the port, so it keeps the port if the [`Port`] is dropped.
 ///
 /// # Errors
-/// [`Error::PortInUse`] if the port is [shared](BindOptions::with_shared_port) and has another owner.
-/// [`Error::System`] if the system refuses it. After an error, the port has one owner fewer.
+/// [`Error::PortInUse`] if the port is [shared](BindOptions::with_shared_port) and has another owner, or if it has had a
+/// listener. [`Error::System`] if the system refuses it.
 #[doc(alias = "rdma_listen")]
-pub fn listen(channel: &EventChannel, port: Port) -> Result<Id, Error> {
-    Ok(Id(channel.engine().listen(port.0)?))
+pub fn listen(channel: &EventChannel, port: &Port) -> Result<Id, Error> {
+    Ok(Id(channel.engine().listen(&port.0)?))
 }
 
 /// Requests a connection, with at most 56 bytes of private data. An event follows.

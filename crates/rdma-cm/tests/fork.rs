@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-use rdma_cm::{End, Error, Reason};
+use rdma_cm::unmanaged::{self, PortSpace};
+use rdma_cm::{BindOptions, End, Error, EventChannel, Reason};
 
 #[path = "behaviour/common.rs"]
 #[allow(dead_code)] // `behaviour` uses all of it
@@ -67,6 +68,28 @@ fn a_dropped_listener_refuses_clients_while_a_forked_child_lives() {
     assert!(matches!(waiting, Err(Error::Ended(End::PeerGone))), "{waiting:?}");
     let Err(Error::Ended(End::Rejected { reason, .. })) = refused else { panic!("{refused:?}") };
     assert_eq!(reason, Reason::INVALID_SERVICE_ID);
+}
+
+#[test]
+fn a_forked_child_does_not_share_a_port_of_its_parent() {
+    let (context, shared) = (open("soft0"), BindOptions::new().with_shared_port(true));
+    let channel = EventChannel::open(&context).unwrap();
+    let to = |port: u16| ([127, 0, 0, 1], port).into();
+    let port = unmanaged::bind(&channel, PortSpace::Tcp, to(0), shared).unwrap();
+    let bind = |channel| unmanaged::bind(channel, PortSpace::Tcp, to(port.number()), shared);
+    drop(bind(&channel).unwrap());
+    // SAFETY: SAFETY.md F15: the child waits for no other thread, and ends below.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "no child");
+    if pid == 0 {
+        // SAFETY: SAFETY.md F15: it ends a child that hangs.
+        unsafe { libc::alarm(120) };
+        let own = EventChannel::open(&open("soft0")).unwrap();
+        let is_in_use = matches!(bind(&own), Err(Error::PortInUse { .. }));
+        // SAFETY: SAFETY.md F15: nothing else runs in this child.
+        unsafe { libc::_exit(i32::from(!is_in_use)) };
+    }
+    assert_eq!(wait_for(pid), 0, "the child is an owner of its parent's port");
 }
 
 /// Waits for a child, and returns its status.

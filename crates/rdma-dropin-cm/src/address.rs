@@ -148,14 +148,20 @@ fn listen(id: &Id) -> Result<(), c_int> {
     if !is_bound {
         bind(id, unspecified())?;
     }
-    let mut state = id.state();
-    state.stage = Stage::Listening;
-    let ports = std::mem::take(&mut state.ports);
-    drop(state);
-    for (device, port) in ports {
-        id.connect(|| unmanaged::listen(&device.channel, port)).map_err(|error| number(&error))?;
+    let ports = std::mem::take(&mut id.state().ports);
+    let listen = |(device, port): &(&'static Device, _)| {
+        id.connect(|| unmanaged::listen(&device.channel, port)).map_err(|error| number(&error))
+    };
+    let listening = ports.iter().try_for_each(listen);
+    match listening {
+        // The listeners have the ports.
+        Ok(()) => id.state().stage = Stage::Listening,
+        Err(_) => {
+            id.end_connections();
+            id.state().ports = ports;
+        }
     }
-    Ok(())
+    listening
 }
 
 #[unsafe(no_mangle)]

@@ -124,7 +124,7 @@ fn requested(
     drop(state);
     new.bind_device(device);
     new.show_route(device, &route);
-    new.show_path(&route);
+    new.show_path(&options.apply(route));
     let mut state = new.state();
     state.stage = Stage::Ready;
     state.route = Some(route);

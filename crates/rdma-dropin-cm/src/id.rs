@@ -304,10 +304,13 @@ impl Id {
 
     /// Releases what the program cannot reach: the tokens, and the connections.
     fn disconnect(&self) {
-        let mut state = self.state();
-        state.is_ended = true;
-        let connections = std::mem::take(&mut state.connections);
-        drop(state);
+        self.state().is_ended = true;
+        self.end_connections();
+    }
+
+    /// Ends the connections or listeners.
+    pub(crate) fn end_connections(&self) {
+        let connections = std::mem::take(&mut self.state().connections);
         let mut tokens = locked(&TOKENS);
         for connection in &connections {
             tokens.remove(&connection.token());

@@ -68,15 +68,23 @@ unsafe fn set(
         _ => {
             // SAFETY: this function's contract: the value has the length of an integer.
             let is_set = unsafe { value.cast::<c_int>().read_unaligned() } != 0;
-            // The port of a bound ID is reserved already.
-            if state.stage != Stage::New || state.bound.is_some() {
+            // The kernel's rdma_cm sets the options in these states.
+            let is_allowed = match option {
+                REUSEADDR if is_set => state.stage != Stage::Listening,
+                REUSEADDR => state.stage == Stage::New && state.bound.is_none(),
+                _ => state.stage == Stage::New,
+            };
+            if !is_allowed {
                 return Err(libc::EINVAL);
             }
-            let bind = &mut state.options.bind;
-            *bind = match option {
-                REUSEADDR => bind.with_shared_port(is_set),
-                _ => bind.with_one_ip_version(is_set),
+            let bind = match option {
+                REUSEADDR => state.options.bind.with_shared_port(is_set),
+                _ => state.options.bind.with_one_ip_version(is_set),
             };
+            state.options.bind = bind;
+            for (_, port) in &mut state.ports {
+                port.set_options(bind);
+            }
         }
     }
     Ok(())

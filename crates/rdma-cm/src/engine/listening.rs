@@ -5,10 +5,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use rdma_proto::cm::{Manager, PortSpace, ServiceId};
+use rdma_sys::Process;
 use rdma_types::Guid;
 use rustix::io::{Errno, Result};
 
@@ -24,13 +25,19 @@ const RETRY: Duration = Duration::from_millis(100);
 /// The first port of the range from which port 0 selects, and the size of the range, as in Linux by default.
 const FREE: (u16, u16) = (32_768, 28_232);
 
-/// Shared ports, by device and service.
-static SHARED: Mutex<BTreeMap<(Guid, ServiceId), Weak<Name>>> = Mutex::new(BTreeMap::new());
+/// A port of a device.
+type Key = (Guid, ServiceId);
+
+/// Shared ports.
+static SHARED: Mutex<BTreeMap<Key, Weak<Name>>> = Mutex::new(BTreeMap::new());
 
 /// The socket whose name stands for a port.
 #[derive(Debug)]
 pub(crate) struct Name {
     socket: OwnedFd,
+    key: Key,
+    /// The process that bound the socket. The ports of a parent are not shared with a child that it forks.
+    process: Process,
     /// Whether the socket listens, or has listened. It cannot do so twice.
     has_listened: AtomicBool,
 }
@@ -47,6 +54,18 @@ impl Name {
     pub(super) const fn socket(&self) -> &OwnedFd {
         &self.socket
     }
+
+    /// Lets later owners share the port.
+    pub(super) fn share(self: &Arc<Self>) {
+        shared().insert(self.key, Arc::downgrade(self));
+    }
+}
+
+/// Returns the shared ports that have owners.
+fn shared() -> MutexGuard<'static, BTreeMap<Key, Weak<Name>>> {
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    shared.retain(|_, name| name.strong_count() > 0);
+    shared
 }
 
 /// The destinations of the requests that a listener accepts.
@@ -96,20 +115,21 @@ pub(super) fn bind(
     if !is_shared {
         return bind_name(device, space, port);
     }
-    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    shared.retain(|_, name| name.strong_count() > 0);
-    if let Some(name) = shared.get(&(device, space.service_id(port))).and_then(Weak::upgrade) {
+    let mut shared = shared();
+    let found = shared.get(&(device, space.service_id(port))).and_then(Weak::upgrade);
+    if let Some(name) = found.filter(|name| name.process.is_current()) {
         return Ok((name, port));
     }
     let (name, port) = bind_name(device, space, port)?;
-    shared.insert((device, space.service_id(port)), Arc::downgrade(&name));
+    shared.insert(name.key, Arc::downgrade(&name));
     Ok((name, port))
 }
 
 fn bind_name(device: Guid, space: PortSpace, port: u16) -> Result<(Arc<Name>, u16)> {
     let bind = |port| {
-        let socket = reserve(device, space.service_id(port))?;
-        Ok((Arc::new(Name { socket, has_listened: AtomicBool::new(false) }), port))
+        let key = (device, space.service_id(port));
+        let (socket, process) = (reserve(device, key.1)?, Process::current());
+        Ok((Arc::new(Name { socket, key, process, has_listened: AtomicBool::new(false) }), port))
     };
     if port != 0 {
         return bind(port);

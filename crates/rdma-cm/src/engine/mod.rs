@@ -71,6 +71,16 @@ pub(crate) struct Reserved {
     bound: Bound,
 }
 
+impl Reserved {
+    /// Changes the options. A port that is shared stays shared.
+    pub(crate) fn set_options(&mut self, options: BindOptions) {
+        self.bound.is_one_version = options.is_one_ip_version;
+        if options.is_shared {
+            self.name.share();
+        }
+    }
+}
+
 /// A listener or connection, which ends when this is dropped.
 pub(crate) struct Handle {
     pub(crate) engine: Arc<Engine>,
@@ -184,11 +194,12 @@ impl Engine {
         }
     }
 
-    /// Listens at a reserved port.
-    pub(crate) fn listen(self: &Arc<Self>, reserved: Reserved) -> Result<Handle, Error> {
+    /// Listens at a reserved port. The listener becomes an owner of the port.
+    pub(crate) fn listen(self: &Arc<Self>, reserved: &Reserved) -> Result<Handle, Error> {
         self.check_process()?;
-        let Reserved { name, service, port, bound } = reserved;
+        let &Reserved { ref name, service, port, bound } = reserved;
         name.listen().map_err(|errno| self.not_bound(port, errno))?;
+        let name = Arc::clone(name);
         let token = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut state = self.locked();
         self.files.add(name.socket(), token).map_err(Error::system("listen"))?;

@@ -56,15 +56,16 @@ fn owners_of_a_shared_port_do_not_exclude_each_other() {
     let port = first.number();
     assert!(is_in_use(bind(port, BindOptions::new()).map(drop)));
     let second = bind(port, shared).unwrap();
-    assert!(is_in_use(unmanaged::listen(&channel, first).map(drop)), "it has two owners");
-    // One owner is left.
-    let listener = unmanaged::listen(&channel, second).unwrap();
+    assert!(is_in_use(unmanaged::listen(&channel, &first).map(drop)), "it has two owners");
+    drop(second);
+    // The owner that failed can listen once it is alone.
+    let listener = unmanaged::listen(&channel, &first).unwrap();
     let third = bind(port, shared).unwrap();
-    assert!(is_in_use(unmanaged::listen(&channel, third).map(drop)), "it has a listener");
+    assert!(is_in_use(unmanaged::listen(&channel, &third).map(drop)), "it has a listener");
 
-    let fourth = bind(port, shared).unwrap();
-    drop(listener);
-    assert!(is_in_use(unmanaged::listen(&channel, fourth).map(drop)), "it had a listener");
+    drop((listener, first));
+    assert!(is_in_use(unmanaged::listen(&channel, &third).map(drop)), "it had a listener");
+    drop(third);
     // All owners have ended.
     let _alone = bind(port, BindOptions::new()).unwrap();
     assert!(is_in_use(bind(port, shared).map(drop)));
@@ -91,7 +92,7 @@ fn a_request_contains_the_traffic_class_and_the_timeout_of_its_queue_pair() {
     let to = "127.0.0.1:0".parse().unwrap();
     let port = unmanaged::bind(&node.channel, PortSpace::Tcp, to, BindOptions::new()).unwrap();
     let resolved = node.channel.resolve(("127.0.0.1", port.number())).unwrap();
-    let _listener = unmanaged::listen(&node.channel, port).unwrap();
+    let _listener = unmanaged::listen(&node.channel, &port).unwrap();
     let _connecting = resolved.connect(active(), b"").unwrap();
     let (_, event) = unmanaged::event(node.channel.next(Some(LIMIT)).unwrap().unwrap());
     let Event::Requested { route, .. } = event else { panic!("{event:?}") };

@@ -21,7 +21,7 @@ fn listen(
 ) -> (Id, Route) {
     let port = unmanaged::bind(far, space, address, BindOptions::new()).unwrap();
     address.set_port(port.number());
-    let listener = unmanaged::listen(far, port).unwrap();
+    let listener = unmanaged::listen(far, &port).unwrap();
     (listener, unmanaged::route(near, address).unwrap())
 }
 

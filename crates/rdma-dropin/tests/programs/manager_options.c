@@ -11,13 +11,18 @@ static int set(struct rdma_cm_id *id, int option, int value)
 		is_byte ? sizeof(byte) : sizeof(value));
 }
 
-/* Both ends send with the traffic class and the ACK timeout that the active end chose. */
-static void path(void)
+/*
+ * Both ends send with the ACK timeout that the active end chose, and with its traffic class. `own` is the traffic class
+ * of the passive end, or negative if it has none.
+ */
+static void path_with(int own)
 {
 	struct rdma_cm_id *listening = listener(RDMA_PS_TCP), *ends[2];
 	struct rdma_conn_param param = { .retry_count = 7 };
 	struct rdma_cm_event *event;
 	uint16_t port = ntohs(rdma_get_src_port(listening));
+	if (own >= 0)
+		CHECK(set(listening, RDMA_OPTION_ID_TOS, own) == 0);
 	CHECK(rdma_create_id(channel, &ends[0], NULL, RDMA_PS_TCP) == 0);
 	CHECK(set(ends[0], RDMA_OPTION_ID_ACK_TIMEOUT, 32) == -1 && errno == EINVAL);
 	CHECK(set(ends[0], RDMA_OPTION_ID_ACK_TIMEOUT, 17) == 0);
@@ -30,6 +35,7 @@ static void path(void)
 	CHECK(rdma_connect(ends[0], &param) == 0);
 	event = expect(RDMA_CM_EVENT_CONNECT_REQUEST);
 	ends[1] = event->id;
+	CHECK(ends[1]->route.path_rec->traffic_class == (own < 0 ? 0x68 : own));
 	CHECK(rdma_ack_cm_event(event) == 0);
 	create_qp(ends[1]);
 	CHECK(rdma_accept(ends[1], &param) == 0);
@@ -39,11 +45,19 @@ static void path(void)
 		struct ibv_qp_init_attr init;
 		struct ibv_qp_attr attr;
 		CHECK(ibv_query_qp(ends[i]->qp, &attr, IBV_QP_AV | IBV_QP_TIMEOUT, &init) == 0);
-		CHECK(attr.timeout == 17 && attr.ah_attr.grh.traffic_class == 0x68);
-		CHECK(ends[i]->route.path_rec->traffic_class == 0x68);
+		int class = i == 1 && own >= 0 ? own : 0x68;
+		CHECK(attr.timeout == 17 && attr.ah_attr.grh.traffic_class == class);
+		CHECK(ends[i]->route.path_rec->traffic_class == class);
 		end(ends[i]);
 	}
 	end(listening);
+}
+
+static void path(void)
+{
+	path_with(-1);
+	path_with(0x20);
+	path_with(0);
 }
 
 /* Returns an ID that is bound to a port, or NULL if the port is in use. */
@@ -57,31 +71,6 @@ static struct rdma_cm_id *bound(uint16_t port, int is_shared)
 	CHECK(errno == EADDRINUSE);
 	CHECK(rdma_destroy_id(id) == 0);
 	return NULL;
-}
-
-/* IDs with the option share a port. Only one of them listens, before the others are bound. */
-static void shared_port(void)
-{
-	struct rdma_cm_id *first = bound(0, 1), *second;
-	uint16_t port = ntohs(rdma_get_src_port(first));
-	CHECK(!bound(port, 0));
-	CHECK((second = bound(port, 1)));
-	CHECK(rdma_listen(first, 1) == -1 && errno == EADDRINUSE);
-	end(second);
-	end(first);
-
-	CHECK((first = bound(port, 1)));
-	CHECK(rdma_listen(first, 1) == 0);
-	CHECK((second = bound(port, 1)));
-	/* The second ID requests a connection from this port. */
-	CHECK(rdma_resolve_addr(second, NULL, localhost(port), 1000) == 0);
-	pass(RDMA_CM_EVENT_ADDR_RESOLVED);
-	CHECK(ntohs(rdma_get_src_port(second)) == port);
-	CHECK(set(second, RDMA_OPTION_ID_REUSEADDR, 0) == -1 && errno == EINVAL);
-	end(second);
-	end(first);
-	CHECK((first = bound(port, 0)));
-	end(first);
 }
 
 /* Returns the status of a request to a port of 127.0.0.1 after its rejection, or 0. */
@@ -110,6 +99,43 @@ static int status(uint16_t port)
 	return result;
 }
 
+/* IDs with the option share a port. Only one of them listens, before the others are bound. */
+static void shared_port(void)
+{
+	struct rdma_cm_id *first = bound(0, 1), *second;
+	uint16_t port = ntohs(rdma_get_src_port(first));
+	CHECK(!bound(port, 0));
+	CHECK((second = bound(port, 1)));
+	CHECK(rdma_listen(first, 1) == -1 && errno == EADDRINUSE);
+	end(second);
+	/* The ID has kept its port, and listens once it is the only owner. */
+	CHECK(ntohs(rdma_get_src_port(first)) == port && !bound(port, 0));
+	CHECK(rdma_listen(first, 1) == 0);
+	CHECK(status(port) == 0);
+	end(first);
+
+	CHECK((first = bound(port, 1)));
+	CHECK(rdma_listen(first, 1) == 0);
+	CHECK((second = bound(port, 1)));
+	/* The second ID requests a connection from this port. */
+	CHECK(rdma_resolve_addr(second, NULL, localhost(port), 1000) == 0);
+	pass(RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(ntohs(rdma_get_src_port(second)) == port);
+	CHECK(set(second, RDMA_OPTION_ID_REUSEADDR, 0) == -1 && errno == EINVAL);
+	end(second);
+	end(first);
+	/* The option can be set, but not removed, after the port is bound. */
+	CHECK((first = bound(port, 0)));
+	CHECK(!bound(port, 1));
+	CHECK(set(first, RDMA_OPTION_ID_REUSEADDR, 0) == -1 && errno == EINVAL);
+	CHECK(set(first, RDMA_OPTION_ID_REUSEADDR, 1) == 0);
+	CHECK((second = bound(port, 1)));
+	end(second);
+	CHECK(rdma_listen(first, 1) == 0);
+	CHECK(set(first, RDMA_OPTION_ID_REUSEADDR, 1) == -1 && errno == EINVAL);
+	end(first);
+}
+
 /* A listener with the option rejects requests to addresses of the other IP version. */
 static void one_ip_version(void)
 {
@@ -117,9 +143,11 @@ static void one_ip_version(void)
 		struct sockaddr_in6 any = { .sin6_family = AF_INET6 };
 		struct rdma_cm_id *id;
 		CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
-		CHECK(set(id, RDMA_OPTION_ID_AFONLY, is_one) == 0);
+		CHECK(set(id, RDMA_OPTION_ID_AFONLY, !is_one) == 0);
 		CHECK(rdma_bind_addr(id, (struct sockaddr *)&any) == 0);
+		CHECK(set(id, RDMA_OPTION_ID_AFONLY, is_one) == 0);
 		CHECK(rdma_listen(id, 1) == 0);
+		CHECK(set(id, RDMA_OPTION_ID_AFONLY, is_one) == -1 && errno == EINVAL);
 		CHECK(status(ntohs(rdma_get_src_port(id))) == (is_one ? 8 : 0));
 		end(id);
 	}
