@@ -162,6 +162,15 @@ pub enum Error {
         /// The device.
         device: String,
     },
+    /// The kernel's rdma_cm reserves the port for privileged processes.
+    #[error(
+        "port {port} is reserved: use a port from 1024 on (`sysctl net.ipv4.ip_unprivileged_port_start`), or run the \
+         program with the capability CAP_NET_BIND_SERVICE"
+    )]
+    PortReserved {
+        /// The port.
+        port: u16,
+    },
     /// Private data is longer than its field in the message.
     #[error("{length} bytes of private data do not fit into a {message}: pass at most {most}")]
     PrivateData {
@@ -247,10 +256,8 @@ pub enum Error {
     /// The queue pair could not be connected.
     #[error(transparent)]
     Connect(#[from] rdma_qp::Error),
-    /// The system refused a file or socket.
-    #[error(
-        "the connection manager cannot {tried}: {source}; the limit of open files may be reached (`ulimit -n`)"
-    )]
+    /// The system refused a file or socket, or the kernel's rdma_cm a call.
+    #[error("the connection manager cannot {tried}: {source}{}", cure(source))]
     System {
         /// The attempted action.
         tried: &'static str,
@@ -263,7 +270,7 @@ rdma_types::debug_messages!(enum Error {
     Ended(it), TimedOut { awaited, limit }, Closed, Resolve(it), NotThisHost { address, device },
     NoRoute { address, device }, OtherDevice { address, device, found }, NotOwn { address }, NotReliable { qp_type },
     Managed { device }, Library(it), NoKernel { source },
-    PortInUse { port, device }, PrivateData { message, length, most }, Mtu { own, peer }, NotConnected { qp_type },
+    PortInUse { port, device }, PortReserved { port }, PrivateData { message, length, most }, Mtu { own, peer }, NotConnected { qp_type },
     NoAddress { device }, QueuePairInUse { qpn }, TooManyConnections { most }, Memory(it), Connect(it), System { tried, source },
 });
 
@@ -281,6 +288,16 @@ impl Error {
             // The lengths of private data were checked before.
             _ => Self::Ended(end()),
         }
+    }
+}
+
+/// Returns what to do about an error of the system, if this is known.
+fn cure(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => {
+            "; raise the limit of open files (`ulimit -n`), or close unneeded files"
+        }
+        _ => "",
     }
 }
 

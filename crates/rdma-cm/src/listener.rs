@@ -40,7 +40,8 @@ impl Listener {
     /// their IP addresses are. Other hosts reach them only at addresses at which the device of this process listens.
     ///
     /// # Errors
-    /// [`Error::PortInUse`] if another listener has the port. [`Error::Resolve`] if the name has no address.
+    /// [`Error::PortInUse`] if another listener has the port. [`Error::PortReserved`] if the kernel's rdma_cm connects the
+    /// device, and reserves the port. [`Error::Resolve`] if the name has no address.
     /// [`Error::NotOwn`] if its addresses are not of this host. [`Error::OtherDevice`] or [`Error::NoRoute`] if the
     /// kernel's rdma_cm connects the device, and the address is not the device's. [`Error::System`] if the process cannot
     /// open another file.
@@ -161,7 +162,7 @@ impl ConnectionRequest {
         if let Some((own, peer)) = self.requested.ends {
             queue_pair.set_stream_addresses(own, peer);
         }
-        if queue_pair.traffic_class() == 0 {
+        if queue_pair.traffic_class().is_none() {
             queue_pair.set_traffic_class(self.requested.route.traffic_class);
         }
         let (own, peer) = (queue_pair.endpoint(), self.requested.endpoint);

@@ -122,6 +122,7 @@ pub fn not_accepted(error: Error, address: SocketAddr, limit: Duration) -> Conne
 pub fn not_listening(error: Error, address: SocketAddr) -> ConnectError {
     let errno = match error {
         Error::PortInUse { .. } => Some(Errno::ADDRINUSE),
+        Error::PortReserved { .. } => Some(Errno::ACCESS),
         Error::NotOwn { .. } => Some(Errno::ADDRNOTAVAIL),
         _ => None,
     };
@@ -265,6 +266,8 @@ mod tests {
         assert!(error.to_string().contains("another program listens there"), "{error}");
         let error = not_listening(Error::NotOwn { address: ADDRESS.ip() }, ADDRESS);
         assert!(error.to_string().contains("`ip address` lists them"), "{error}");
+        let error = not_listening(Error::PortReserved { port: 80 }, ADDRESS);
+        assert!(error.to_string().contains("ports below 1024 need a privilege"), "{error}");
     }
 
     #[test]

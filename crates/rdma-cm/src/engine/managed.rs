@@ -93,6 +93,16 @@ pub(crate) fn is_of_interface(ip: IpAddr) -> bool {
     all.iter().any(|entry| entry.address.is_some_and(|own| own.ip() == ip))
 }
 
+/// Returns the error of an address at which the kernel does not listen.
+fn not_listening(errno: Errno, address: SocketAddr, device: String) -> Error {
+    match errno {
+        Errno::EADDRINUSE => Error::PortInUse { port: address.port(), device },
+        Errno::EACCES => Error::PortReserved { port: address.port() },
+        Errno::EADDRNOTAVAIL | Errno::ENODEV => Error::NoRoute { address: address.ip(), device },
+        errno => Error::System { tried: "listen", source: system_error(errno) },
+    }
+}
+
 impl Engine {
     /// Returns true if the device has this GID.
     pub(crate) fn has_gid(&self, gid: Gid) -> bool {
@@ -209,7 +219,12 @@ impl Engine {
         deadline: Instant,
     ) -> Result<Handle, Error> {
         let device = || self.context().device().name().to_owned();
-        let unreached = |_| Error::NoRoute { address: to.ip(), device: device() };
+        let unreached = |errno| match errno {
+            Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::EIO => {
+                Error::System { tried: "resolve the address", source: system_error(errno) }
+            }
+            _ => Error::NoRoute { address: to.ip(), device: device() },
+        };
         let begun = self.begin(Stage::Resolving, |entry| entry.id.resolve_address(source, to));
         let handle = begun.map_err(unreached)?;
         let limit = deadline.saturating_duration_since(Instant::now());
@@ -254,13 +269,7 @@ impl Engine {
             (Ok(_), Some(found)) => {
                 Err(Error::OtherDevice { address: address.ip(), device: device(), found })
             }
-            (Err(Errno::EADDRINUSE), _) => {
-                Err(Error::PortInUse { port: address.port(), device: device() })
-            }
-            (Err(Errno::EADDRNOTAVAIL | Errno::ENODEV), _) => {
-                Err(Error::NoRoute { address: address.ip(), device: device() })
-            }
-            (Err(errno), _) => Err(Error::System { tried: "listen", source: system_error(errno) }),
+            (Err(errno), _) => Err(not_listening(errno, address, device())),
         }
     }
 
@@ -275,7 +284,7 @@ impl Engine {
         self.check_process()?;
         let failed = |errno| Error::System { tried: "connect", source: system_error(errno) };
         // The traffic class is part of the route.
-        if let Some(handle) = resolved.filter(|_| request.traffic_class == 0) {
+        if let Some(handle) = resolved.filter(|_| request.traffic_class.is_none()) {
             let mut state = self.locked();
             let managed = state.managed.as_mut();
             let entry = managed.and_then(|managed| managed.entries.get_mut(&handle.token));
@@ -469,5 +478,26 @@ impl Handle {
             entry.stage = Stage::Over;
             Ok(())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_a_listener_name_their_cause() {
+        let address = ([192, 0, 2, 1], 80).into();
+        let text = |errno| not_listening(errno, address, "rxe0".into()).to_string();
+        for (errno, expected) in [
+            (Errno::EADDRINUSE, "port 80 of `rxe0` is in use: "),
+            (Errno::EACCES, "port 80 is reserved: use a port from 1024 on "),
+            (Errno::EADDRNOTAVAIL, "`rxe0` has no route to 192.0.2.1: "),
+            (Errno::EMFILE, "the connection manager cannot listen: Too many open files"),
+        ] {
+            assert!(text(errno).starts_with(expected), "{}", text(errno));
+        }
+        assert!(text(Errno::EMFILE).contains("`ulimit -n`"));
+        assert!(text(Errno::ENOMEM).ends_with("Cannot allocate memory (os error 12)"));
     }
 }

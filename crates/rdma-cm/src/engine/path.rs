@@ -115,7 +115,7 @@ impl Request {
             remote,
             gid_type,
             mtu: endpoint.mtu(),
-            traffic_class: queue_pair.traffic_class(),
+            traffic_class: queue_pair.traffic_class().unwrap_or(0),
             ack_timeout: queue_pair.ack_timeout(),
             source: SocketAddr::new(source.map_or(to.ip(), ip_of), 0),
             destination: to,

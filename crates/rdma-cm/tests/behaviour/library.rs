@@ -249,7 +249,9 @@ fn both_ends_use_the_traffic_class_of_the_request() {
         let listener = node.listen();
         let new = || node.pd.create_qp().send_cq(&node.cq).recv_cq(&node.cq);
         let resolved = node.channel.resolve(listener.local_address()).unwrap();
-        for (passive, expected) in [(new(), 0x68), (new().traffic_class(0x20), 0x20)] {
+        for (passive, expected) in
+            [(new(), 0x68), (new().traffic_class(0x20), 0x20), (new().traffic_class(0), 0)]
+        {
             let active = new().traffic_class(0x68).build().unwrap();
             let connecting = resolved.connect(active, b"").unwrap();
             let request = listener.incoming(LIMIT).unwrap();

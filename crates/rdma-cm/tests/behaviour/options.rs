@@ -100,7 +100,9 @@ fn a_request_contains_the_traffic_class_and_the_timeout_of_its_queue_pair() {
 
     // The passive end uses the traffic class of the request unless it has its own. It keeps its timeout.
     let listener = node.listen();
-    for (passive, expected) in [(new(), 0x68), (new().traffic_class(0x20), 0x20)] {
+    for (passive, expected) in
+        [(new(), 0x68), (new().traffic_class(0x20), 0x20), (new().traffic_class(0), 0)]
+    {
         let resolved = node.channel.resolve(listener.local_address()).unwrap();
         let connecting = resolved.connect(active(), b"").unwrap();
         let request = listener.incoming(LIMIT).unwrap();

@@ -88,7 +88,7 @@ impl<'a> QueuePairBuilder<'a> {
             min_rnr_timer: MinRnrTimer::default(),
             pkey_index: 0,
             service_level: 0,
-            traffic_class: 0,
+            traffic_class: None,
             hop_limit: AddressVector::HOP_LIMIT,
             flow_label: 0,
         };

@@ -86,7 +86,8 @@ pub(crate) fn own_end(
     let port = choose_port(context, device, builder.port)?;
     let mut settings = builder.settings;
     settings.service_level =
-        of_environment(builder.service_level, "RDMA_SERVICE_LEVEL", "a number from 0 to 15")?;
+        of_environment(builder.service_level, "RDMA_SERVICE_LEVEL", "a number from 0 to 15")?
+            .unwrap_or(0);
     settings.traffic_class =
         of_environment(builder.traffic_class, "RDMA_TRAFFIC_CLASS", "a number from 0 to 255")?;
     check_ranges(builder, &settings, device, &port)?;
@@ -120,15 +121,15 @@ pub(crate) fn own_end(
     Ok(OwnEnd { endpoint, table, port: port.number, settings })
 }
 
-/// Returns the builder's value, the environment variable's value, or 0.
+/// Returns the builder's value, or that of the environment variable.
 fn of_environment(
     given: Option<u8>,
     variable: &'static str,
     expected: &'static str,
-) -> Result<u8, Error> {
+) -> Result<Option<u8>, Error> {
     match given {
-        Some(given) => Ok(given),
-        None => Ok(environment::parse(variable, expected)?.unwrap_or(0)),
+        Some(given) => Ok(Some(given)),
+        None => Ok(environment::parse(variable, expected)?),
     }
 }
 

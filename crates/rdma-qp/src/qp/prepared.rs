@@ -57,9 +57,9 @@ impl PreparedQueuePair {
     }
 
     /// Returns the [`traffic_class`](crate::QueuePairBuilder::traffic_class) with which the queue pair will send: the
-    /// builder's, that of the environment, or 0.
+    /// builder's, or that of the environment. `None` stands for that of the path, or otherwise for 0.
     #[must_use]
-    pub const fn traffic_class(&self) -> u8 {
+    pub const fn traffic_class(&self) -> Option<u8> {
         self.end.settings.traffic_class
     }
 
@@ -74,13 +74,13 @@ impl PreparedQueuePair {
     /// let cq = CompletionQueue::create(&context, 16)?;
     /// let builder = context.allocate_pd()?.create_qp().send_cq(&cq).recv_cq(&cq);
     /// let mut prepared = builder.traffic_class(0x68).build()?;
-    /// assert_eq!(prepared.traffic_class(), 0x68);
+    /// assert_eq!(prepared.traffic_class(), Some(0x68));
     /// prepared.set_traffic_class(0x20);
-    /// assert_eq!(prepared.traffic_class(), 0x20);
+    /// assert_eq!(prepared.traffic_class(), Some(0x20));
     /// # Ok::<(), rdma_qp::Error>(())
     /// ```
     pub const fn set_traffic_class(&mut self, traffic_class: u8) {
-        self.end.settings.traffic_class = traffic_class;
+        self.end.settings.traffic_class = Some(traffic_class);
     }
 
     /// Sets the addresses of the stream over which the ends exchange their endpoints, as this end sees them. For a TCP
@@ -198,8 +198,8 @@ impl PreparedQueuePair {
         let OwnEnd { port, settings, endpoint, .. } = &mut self.end;
         (*port, settings.pkey_index) = (init.port_num, init.pkey_index);
         let mut vector = rtr.ah_attr;
-        if settings.traffic_class != 0 {
-            vector.grh.traffic_class = settings.traffic_class;
+        if let Some(traffic_class) = settings.traffic_class {
+            vector.grh.traffic_class = traffic_class;
         }
         let route = (vector.is_global != 0).then(|| {
             GlobalRoute::new(vector.grh.sgid_index, Gid::from_bytes(vector.grh.dgid.to_bytes()))

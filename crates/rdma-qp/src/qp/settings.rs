@@ -18,7 +18,7 @@ pub(crate) struct Settings {
     pub(crate) min_rnr_timer: MinRnrTimer,
     pub(crate) pkey_index: u16,
     pub(crate) service_level: u8,
-    pub(crate) traffic_class: u8,
+    pub(crate) traffic_class: Option<u8>,
     pub(crate) hop_limit: u8,
     pub(crate) flow_label: u32,
 }
@@ -33,7 +33,7 @@ impl Settings {
         AddressVector {
             route,
             service_level: self.service_level,
-            traffic_class: self.traffic_class,
+            traffic_class: self.traffic_class.unwrap_or(0),
             hop_limit: self.hop_limit,
             flow_label: self.flow_label,
             ..AddressVector::new(port, lid)

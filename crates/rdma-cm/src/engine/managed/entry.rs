@@ -51,7 +51,7 @@ pub(super) enum Stage {
 /// The contents of a REQ.
 pub(crate) struct Request {
     pub(super) offer: Offer,
-    pub(super) traffic_class: u8,
+    pub(super) traffic_class: Option<u8>,
     pub(super) ack_timeout: AckTimeout,
     pub(super) private_data: Vec<u8>,
 }
@@ -142,8 +142,8 @@ impl Entry {
     /// Resolves the route to a resolved address.
     fn find_route(&mut self, context: &Context) -> Option<Happening> {
         let is_ours = self.id.check_device(context).is_ok();
-        if let Some(request) = self.request.as_ref().filter(|request| request.traffic_class != 0) {
-            let _ = self.id.set_byte(option::TOS, request.traffic_class);
+        if let Some(class) = self.request.as_ref().and_then(|request| request.traffic_class) {
+            let _ = self.id.set_byte(option::TOS, class);
         }
         let found = if is_ours { self.id.resolve_route() } else { Err(Errno::EHOSTUNREACH) };
         match found {
