@@ -1,7 +1,8 @@
 //! The tests of pyverbs, rdma-core's Python bindings.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -18,6 +19,27 @@ const TESTS: &str = "usr/share/doc/rdma-core/tests";
 /// Each device, its GID index, and the minimum number of tests of rdma-core 44 that must pass.
 const DEVICES: &[(&str, &str, usize)] = &[("soft0", "1", 86), ("softib0", "0", 85)];
 
+/// The words that select the tests of librdmacm, and how many must pass on each device. They fork, so they run in a process
+/// of their own, which has used no queue pairs.
+const MANAGER: (&[&str], usize) = (&["-k", "test_rdmacm"], 7);
+
+/// The file of the tests that finds a device's network interface, and what is added to it for the tests of librdmacm. They
+/// need the interface's address. The devices belong to none, and localhost leads to them.
+const ADDRESS: (&str, &str) = (
+    "base.py",
+    "\n\ndef _get_ip_mac(self, dev, port, idx):\n    \
+        self.args.append([dev, port, idx, '127.0.0.1', None])\n\n\n\
+    RDMATestCase._get_ip_mac = _get_ip_mac\n",
+);
+
+/// The tests of functions that the drop-in lacks, each with the reason.
+const LACKING: &[(&str, &str)] = &[
+    ("test_rdmacm_async_multicast_traffic", MULTICAST),
+    ("test_rdmacm_async_ex_multicast_traffic", MULTICAST),
+    ("test_rdmacm_async_ex_leave_multicast_traffic", MULTICAST),
+];
+const MULTICAST: &str = "The multicast groups of librdmacm are not supported";
+
 /// The known reasons for skipped tests: a part of the text, and the feature that the device or the machine lacks.
 const SKIPS: &[(&str, &str)] = &[
     ("Can not run the test over non MLX5 device", "mlx5 only"),
@@ -26,7 +48,8 @@ const SKIPS: &[(&str, &str)] = &[
     ("PCI device must be passed by the user", "a NIC only"),
     ("ODP is not supported", "on-demand paging"),
     ("Device memory is not supported", "memory of the device"),
-    ("doesn't have net interface", "librdmacm"),
+    ("doesn't have net interface", "librdmacm, tested apart"),
+    (MULTICAST, "multicast groups of librdmacm"),
     ("Allocating dmabuf is not supported by /dev/dri", "a GPU of the machine"),
     ("There are no DRM devices", "a GPU of the machine"),
     ("cuda-python", "a GPU of the machine"),
@@ -60,19 +83,29 @@ pub(super) fn run(
     row: &mut Row,
 ) -> Result<()> {
     let runner = copied(&installation.file(TESTS), &installation.home.join("tests"))?;
-    for (device, gid, least) in DEVICES {
-        let words = ["/usr/bin/python3", &*runner.to_string_lossy(), "--dev", device];
-        let words = [&words[..], &["--gid", gid, "--port", "1", "--verbose"]].concat();
-        let words: Vec<_> = words.into_iter().map(str::to_owned).collect();
-        let ran = || {
-            let ended = Process::start(&words, &installation.environment())?.end()?;
-            let tests = output::unittest(&ended.output);
-            let tests = tests.map(|tests| without(tests, unreliable));
-            let least = least - unreliable.len();
-            let tests = tests.and_then(|tests| accepted(tests, least));
-            tests.with_context(|| ended.to_string())
+    let mut run_on =
+        |(device, gid): (&str, &str), name: &str, selected: &[&str], least, known: &[_]| {
+            let words = ["/usr/bin/python3", &*runner.to_string_lossy(), "--dev", device];
+            let words =
+                [&words[..], &["--gid", gid, "--port", "1", "--verbose"], selected].concat();
+            let words: Vec<_> = words.into_iter().map(str::to_owned).collect();
+            let ran = || {
+                let ended = Process::start(&words, &installation.environment())?.end()?;
+                let tests = output::unittest(&ended.output).map(|tests| without(tests, known));
+                let tests = tests.and_then(|tests| accepted(tests, least));
+                tests.with_context(|| ended.to_string())
+            };
+            row.case(name, || ran().map(Outcome::Tests));
         };
-        row.case(device, || ran().map(Outcome::Tests));
+    for &(device, gid, least) in DEVICES {
+        run_on((device, gid), device, &[], least - unreliable.len(), unreliable);
+    }
+    let (file, addition) = ADDRESS;
+    let mut file = OpenOptions::new().append(true).open(runner.with_file_name(file))?;
+    file.write_all(addition.as_bytes())?;
+    let (selected, least) = MANAGER;
+    for &(device, gid, _) in DEVICES {
+        run_on((device, gid), &format!("{device}, librdmacm"), selected, least, LACKING);
     }
     Ok(())
 }
