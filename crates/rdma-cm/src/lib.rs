@@ -57,8 +57,8 @@
 //! other contents of messages are untrusted input. A request needs no queue pair before [`ConnectionRequest::prepare`].
 //!
 //! A listener has at most 128 connections of this host that are not established. If it has as many, it closes the
-//! oldest socket on which no request has arrived. Each connection has its own socket, so its messages reach no other
-//! connection.
+//! oldest socket on which no request has arrived within 100 ms. Each connection has its own socket, so its messages
+//! reach no other connection.
 //!
 //! At each local address, a listener also has at most 128 connections of other hosts that are not established. Further
 //! requests are dropped. So are messages whose source and communication IDs are those of no connection.

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use rdma_proto::Time;
 use rdma_proto::cm::{Manager, PortSpace, ServiceId};
 use rdma_sys::Process;
 use rdma_types::Guid;
@@ -22,6 +23,8 @@ use super::{Engine, NEXT, State};
 const ACCEPTS: u32 = 16;
 /// The delay before a listener accepts again after the process had no free file.
 const RETRY: Duration = Duration::from_millis(100);
+/// The time that a connection has for its REQ before a full listener closes it.
+const SILENCE: Duration = Duration::from_millis(100);
 /// The first port of the range from which port 0 selects, and the size of the range, as in Linux by default.
 const FREE: (u16, u16) = (32_768, 28_232);
 
@@ -97,8 +100,8 @@ pub(super) struct Listening {
     name: Arc<Name>,
     service: ServiceId,
     bound: Bound,
-    /// The connections of this host that are not established.
-    half_open: BTreeSet<u64>,
+    /// The connections of this host that are not established, and the times at which they were accepted.
+    half_open: BTreeMap<u64, Time>,
     /// The connections of other hosts that are not established. A `Manager` limits their number.
     requested: BTreeSet<u64>,
     /// Whether new connections are left waiting.
@@ -153,7 +156,7 @@ fn next_turn() -> u16 {
 
 impl Listening {
     pub(super) const fn new(name: Arc<Name>, service: ServiceId, bound: Bound) -> Self {
-        let half_open = BTreeSet::new();
+        let half_open = BTreeMap::new();
         Self { name, service, bound, half_open, requested: BTreeSet::new(), is_paused: false }
     }
 
@@ -163,7 +166,7 @@ impl Listening {
 
     /// Returns the connections that are not established.
     pub(super) fn undecided(&self) -> Vec<u64> {
-        self.half_open.union(&self.requested).copied().collect()
+        self.half_open.keys().chain(&self.requested).copied().collect()
     }
 
     pub(super) const fn service(&self) -> ServiceId {
@@ -199,7 +202,7 @@ impl Listening {
     /// Ends the half-open state of a connection.
     pub(super) fn decided(&mut self, files: &Files, token: u64, peer: u64) {
         self.requested.remove(&peer);
-        if self.half_open.remove(&peer) {
+        if self.half_open.remove(&peer).is_some() {
             self.resume(files, token);
         }
     }
@@ -209,10 +212,11 @@ impl Engine {
     /// Accepts some of the connections that wait for a listener.
     pub(super) fn accept(&self, state: &mut State, token: u64) {
         for _ in 0..ACCEPTS {
-            self.make_room(state, token);
+            let later = self.make_room(state, token);
             let Some(listening) = state.listeners.get_mut(&token) else { return };
             if listening.is_full() {
-                return listening.pause(&self.files, token);
+                listening.pause(&self.files, token);
+                return state.set_deadline(token, later);
             }
             let (of, bound) = ((token, listening.service), listening.bound);
             let socket = match accept_from(listening.socket()) {
@@ -232,19 +236,25 @@ impl Engine {
             let Ok(accepted) = Peer::accepted(peer, &self.port, socket, of, bound) else {
                 continue;
             };
-            listening.half_open.insert(peer);
+            listening.half_open.insert(peer, self.now());
             state.peers.insert(peer, accepted);
             self.receive(state, peer, self.now());
         }
     }
 
-    /// If a listener is full, closes the oldest connection that has sent no REQ.
-    fn make_room(&self, state: &mut State, token: u64) {
-        let Some(listening) = state.listeners.get(&token).filter(|it| it.is_full()) else { return };
-        let is_silent =
-            |peer: &&u64| state.peers.get(peer).is_some_and(|peer| peer.stage == Stage::Silent);
-        if let Some(&oldest) = listening.half_open.iter().find(is_silent) {
-            self.remove(state, oldest);
+    /// If a listener is full, closes the oldest connection that has sent no REQ in time. Returns the time at which there
+    /// will be one.
+    fn make_room(&self, state: &mut State, token: u64) -> Option<Time> {
+        let listening = state.listeners.get(&token).filter(|it| it.is_full())?;
+        let is_silent = |(peer, _): &(&u64, &Time)| {
+            state.peers.get(peer).is_some_and(|peer| peer.stage == Stage::Silent)
+        };
+        let (&oldest, accepted) = listening.half_open.iter().find(is_silent)?;
+        let late = accepted.after(SILENCE);
+        if late > self.now() {
+            return Some(late);
         }
+        self.remove(state, oldest);
+        None
     }
 }
