@@ -86,6 +86,11 @@ fn connections_have_files_and_parts() {
 }
 
 #[test]
+fn connections_pass_each_phase_together() {
+    pass("phases", &[], 1);
+}
+
+#[test]
 fn processes_that_exit_end_their_connections() {
     pass("processes", &[], 3);
 }

@@ -9,6 +9,7 @@ mod options;
 mod orders;
 mod other_hosts;
 mod parts;
+mod phases;
 mod processes;
 mod refusals;
 mod unmanaged;
