@@ -81,7 +81,7 @@ impl Resolved {
     /// # Errors
     /// [`Error::PrivateData`] if there is too much of it. [`Error::NotConnected`] for a queue pair of type UD, and
     /// [`Error::NoAddress`] for one on a port without an address. [`Error::NotReliable`] for one of type UC on a device
-    /// that the kernel's rdma_cm connects. [`Error::QueuePairInUse`] and [`Error::TooManyConnections`] if the listener is
+    /// that the kernel's rdma_cm connects. [`Error::OtherQueuePair`] for one on another device. [`Error::QueuePairInUse`] and [`Error::TooManyConnections`] if the listener is
     /// on another host. [`Error::Closed`] if the channel is closed while this waits. [`Error::System`] if the process
     /// cannot open another file. After an error, the queue pair is destroyed.
     #[doc(alias = "rdma_connect")]
@@ -91,6 +91,7 @@ impl Resolved {
         private_data: &[u8],
     ) -> Result<Connecting, Error> {
         check_private_data("REQ", private_data, Self::MAX_PRIVATE_DATA)?;
+        self.engine.check_queue_pair(&queue_pair)?;
         if let Some(reached) = &self.reached {
             let Address { source, id } = &**reached;
             let resolved = id.lock().unwrap_or_else(PoisonError::into_inner).take();

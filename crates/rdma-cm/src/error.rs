@@ -234,6 +234,16 @@ pub enum Error {
         /// The device.
         device: String,
     },
+    /// The queue pair was created on another device than the channel's.
+    #[error(
+        "the queue pair belongs to `{found}`, but the channel to `{device}`: create it on the channel's device"
+    )]
+    OtherQueuePair {
+        /// The device of the channel.
+        device: String,
+        /// The device of the queue pair.
+        found: String,
+    },
     /// Another connection has a queue pair with the same number, or had one and has just ended.
     #[error(
         "another connection has QPN {qpn}, or had it a moment ago: use another queue pair, or try again after a second"
@@ -271,7 +281,7 @@ rdma_types::debug_messages!(enum Error {
     NoRoute { address, device }, OtherDevice { address, device, found }, NotOwn { address }, NotReliable { qp_type },
     Managed { device }, Library(it), NoKernel { source },
     PortInUse { port, device }, PortReserved { port }, PrivateData { message, length, most }, Mtu { own, peer }, NotConnected { qp_type },
-    NoAddress { device }, QueuePairInUse { qpn }, TooManyConnections { most }, Memory(it), Connect(it), System { tried, source },
+    NoAddress { device }, OtherQueuePair { device, found }, QueuePairInUse { qpn }, TooManyConnections { most }, Memory(it), Connect(it), System { tried, source },
 });
 
 impl Error {

@@ -155,10 +155,12 @@ impl ConnectionRequest {
     /// class of its own, it sends with the one in the request.
     ///
     /// # Errors
-    /// [`Error::Mtu`], [`Error::NotReliable`] or [`Error::Connect`] if the queue pair does not match the peer's.
+    /// [`Error::Mtu`], [`Error::NotReliable`] or [`Error::Connect`] if the queue pair does not match the peer's, and
+    /// [`Error::OtherQueuePair`] if it does not match the channel's device.
     /// [`Error::Ended`] if the peer has withdrawn the request, and the kernel's rdma_cm connects the device. After an error,
     /// the request is rejected, and the queue pair is destroyed.
     pub fn prepare(self, mut queue_pair: PreparedQueuePair) -> Result<Accepting, Error> {
+        self.handle.engine.check_queue_pair(&queue_pair)?;
         if let Some((own, peer)) = self.requested.ends {
             queue_pair.set_stream_addresses(own, peer);
         }

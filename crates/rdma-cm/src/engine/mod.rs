@@ -27,6 +27,7 @@ use rdma_mem::Context;
 use rdma_proto::Time;
 use rdma_proto::cm::wire::Reason;
 use rdma_proto::cm::{Error as Refusal, PortSpace, ServiceId};
+use rdma_qp::PreparedQueuePair;
 use rdma_sys::is_installed;
 use rustix::io::Errno;
 
@@ -145,6 +146,16 @@ impl Engine {
 
     pub(crate) fn context(&self) -> &Context {
         &self.port.context
+    }
+
+    /// Checks that a queue pair belongs to the channel's device. Their contexts may differ.
+    pub(crate) fn check_queue_pair(&self, queue_pair: &PreparedQueuePair) -> Result<(), Error> {
+        let [own, other] = [self.context(), queue_pair.pd().context()].map(Context::device);
+        if (own.name(), own.guid()) == (other.name(), other.guid()) {
+            return Ok(());
+        }
+        let [device, found] = [own, other].map(|device| device.name().to_owned());
+        Err(Error::OtherQueuePair { device, found })
     }
 
     /// Returns true if the connections pass through the kernel's rdma_cm.

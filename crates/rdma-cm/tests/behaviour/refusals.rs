@@ -178,6 +178,20 @@ fn queue_pairs_that_do_not_fit_are_refused() {
 }
 
 #[test]
+fn queue_pairs_of_another_device_are_refused() {
+    let (node, other) = (Node::new(&open("soft0")), Node::new(&open("softib0")));
+    let listener = node.listen();
+    let resolved = node.channel.resolve(listener.local_address()).unwrap();
+    let text = "the queue pair belongs to `softib0`, but the channel to `soft0`: create it on the channel's device";
+    let error = resolved.connect(other.queue_pair(), b"").unwrap_err();
+    assert_eq!(error.to_string(), text);
+    let connecting = resolved.connect(node.queue_pair(), b"").unwrap();
+    let error = listener.incoming(LIMIT).unwrap().prepare(other.queue_pair()).unwrap_err();
+    assert_eq!(error.to_string(), text);
+    assert_eq!(reason(connecting.wait(LIMIT)), Reason::CONSUMER_DEFINED);
+}
+
+#[test]
 fn a_port_without_an_address_is_named() {
     rdma_soft::Builder::new("no-address").gids([]).install().unwrap();
     let channel = EventChannel::open(&open("no-address")).unwrap();

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use rdma_mem::{Gid, Lid, Mtu};
+use rdma_mem::{Gid, Lid, Mtu, ProtectionDomain};
 use rdma_sys::{ibv_ah_attr, ibv_qp_attr, ibv_qp_state};
 use rdma_types::{AckTimeout, Psn, QpState, QpType, Qpn};
 
@@ -48,6 +48,12 @@ impl PreparedQueuePair {
     #[must_use]
     pub const fn endpoint(&self) -> QueuePairEndpoint {
         self.end.endpoint
+    }
+
+    /// Returns the protection domain of the queue pair.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        &self.object.needs().pd
     }
 
     /// Returns the builder's [`ack_timeout`](crate::QueuePairBuilder::ack_timeout).
