@@ -2,6 +2,8 @@
 #![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic)] // A failing helper fails its test.
 
+use std::io::{Read as _, Write as _};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use rdma_cm::unmanaged::{self, PortSpace};
@@ -12,6 +14,7 @@ use rdma_cm::{BindOptions, End, Error, EventChannel, Reason};
 mod common;
 
 use common::{LIMIT, Node, connect, open};
+use test_support::program::in_own_process;
 
 #[test]
 fn a_forked_child_cannot_touch_connections_and_its_end_changes_nothing() {
@@ -72,24 +75,67 @@ fn a_dropped_listener_refuses_clients_while_a_forked_child_lives() {
 
 #[test]
 fn a_forked_child_does_not_share_a_port_of_its_parent() {
-    let (context, shared) = (open("soft0"), BindOptions::new().with_shared_port(true));
-    let channel = EventChannel::open(&context).unwrap();
-    let to = |port: u16| ([127, 0, 0, 1], port).into();
-    let port = unmanaged::bind(&channel, PortSpace::Tcp, to(0), shared).unwrap();
-    let bind = |channel| unmanaged::bind(channel, PortSpace::Tcp, to(port.number()), shared);
-    drop(bind(&channel).unwrap());
-    // SAFETY: SAFETY.md F15: the child waits for no other thread, and ends below.
+    in_own_process("a_forked_child_does_not_share_a_port_of_its_parent", || {
+        let shared = BindOptions::new().with_shared_port(true);
+        let channel = EventChannel::open(&open("soft0")).unwrap();
+        let to = |port: u16| ([127, 0, 0, 1], port).into();
+        let port = unmanaged::bind(&channel, PortSpace::Tcp, to(0), shared).unwrap();
+        let bind =
+            |channel: &_| unmanaged::bind(channel, PortSpace::Tcp, to(port.number()), shared);
+        drop(bind(&channel).unwrap());
+        let child = forked(|| {
+            let own = EventChannel::open(&open("soft0")).unwrap();
+            assert!(matches!(bind(&own), Err(Error::PortInUse { .. })));
+        });
+        assert_eq!(wait_for(child), 0, "the child is an owner of its parent's port");
+    });
+}
+
+#[test]
+fn forked_children_of_a_process_with_connections_connect_to_each_other() {
+    in_own_process("forked_children_of_a_process_with_connections_connect_to_each_other", || {
+        let context = open("soft0");
+        let (client, server) = (Node::new(&context), Node::new(&context));
+        let listener = server.listen();
+        let _connected = connect(&client, &server, &listener);
+        let (mut reader, mut writer) = std::io::pipe().unwrap();
+        let passive = forked(|| {
+            let mut server = Node::new(&open("soft0"));
+            let listener = server.listen();
+            writer.write_all(&listener.local_address().port().to_ne_bytes()).unwrap();
+            let request = listener.incoming(LIMIT).unwrap();
+            let accepting = request.prepare(server.queue_pair()).unwrap();
+            server.post_receive(accepting.queue_pair());
+            let connection = accepting.accept(b"").unwrap().wait(LIMIT).unwrap();
+            assert_eq!(server.received(5), b"hello");
+            connection.wait(LIMIT).unwrap();
+        });
+        let active = forked(|| {
+            let mut client = Node::new(&open("soft0"));
+            let mut port = [0; 2];
+            reader.read_exact(&mut port).unwrap();
+            let to = client.channel.resolve(("127.0.0.1", u16::from_ne_bytes(port))).unwrap();
+            let replied = to.connect(client.queue_pair(), b"").unwrap().wait(LIMIT).unwrap();
+            let connection = replied.establish().unwrap();
+            client.send(connection.queue_pair(), b"hello");
+        });
+        assert_eq!([active, passive].map(wait_for), [0, 0]);
+    });
+}
+
+/// Runs a function in a forked child, which exits with status 1 if it panics.
+fn forked(work: impl FnOnce()) -> libc::pid_t {
+    // SAFETY: SAFETY.md F15: no thread of this process holds a lock that the child needs, and the child ends below.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "no child");
     if pid == 0 {
         // SAFETY: SAFETY.md F15: it ends a child that hangs.
         unsafe { libc::alarm(120) };
-        let own = EventChannel::open(&open("soft0")).unwrap();
-        let is_in_use = matches!(bind(&own), Err(Error::PortInUse { .. }));
+        let is_over = catch_unwind(AssertUnwindSafe(work)).is_ok();
         // SAFETY: SAFETY.md F15: nothing else runs in this child.
-        unsafe { libc::_exit(i32::from(!is_in_use)) };
+        unsafe { libc::_exit(i32::from(!is_over)) };
     }
-    assert_eq!(wait_for(pid), 0, "the child is an owner of its parent's port");
+    pid
 }
 
 /// Waits for a child, and returns its status.
