@@ -46,6 +46,7 @@ impl<T> Outbox<T> {
         self.waiting_senders.add(sender);
     }
 
+    #[cfg(not(loom))]
     pub(super) fn has_waiting_senders(&self) -> bool {
         !self.waiting_senders.is_empty()
     }
