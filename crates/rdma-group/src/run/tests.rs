@@ -1,6 +1,6 @@
 //! Runs the schedules of all ranks in memory, in random orders, and compares the results with a serial model.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::iter;
 
 use fastrand::Rng;
@@ -333,6 +333,49 @@ fn the_number_of_rounds_is_the_least_for_the_algorithm() {
             assert_eq!(member.all_gather(&blocks).len(), size - 1);
             let doubling = member.all_reduce_by_doubling(1).len();
             assert_eq!(doubling, if size.is_power_of_two() { log2 } else { log2 + 1 });
+            assert_eq!(member.reduce(size - 1, 1).len(), log2 + usize::from(size > 1));
+            assert_eq!(member.all_gather_by_tree(&blocks).len(), 2 * log2);
+            assert_eq!(member.all_to_all(&blocks, &blocks, 0).len(), size);
+            let centralized = member.barrier(BarrierAlgorithm::Centralized).len();
+            assert_eq!(centralized, if size == 1 { 0 } else { 2 });
+            assert!(member.barrier(BarrierAlgorithm::BinaryTree).len() <= 2 * log2);
+        }
+    }
+}
+
+#[test]
+fn a_rank_has_few_neighbours_unless_the_algorithm_connects_all() {
+    let neighbours = |schedule: Schedule| {
+        let peers = schedule.iter().flatten().map(|transfer| transfer.peer);
+        peers.collect::<BTreeSet<_>>().len()
+    };
+    for size in (1..=17).chain([64, 1000, 1024]) {
+        let log2 = (0..).find(|log| 1 << log >= size).unwrap();
+        for rank in [0, 1 % size, size / 3, size / 2, size - 1] {
+            let (member, blocks) = (Member { rank, size }, Blocks::even(size, size));
+            let few = [
+                member.barrier(BarrierAlgorithm::Dissemination),
+                member.barrier(BarrierAlgorithm::BinaryTree),
+                member.broadcast(size / 3, 1),
+                member.gather(size / 3, &blocks),
+                member.scatter(size / 3, &blocks),
+                member.reduce(size / 3, 1),
+                member.all_gather_by_tree(&blocks),
+                member.all_reduce_by_doubling(1),
+            ];
+            for (i, schedule) in few.into_iter().enumerate() {
+                let found = neighbours(schedule);
+                assert!(found <= 2 * log2, "schedule {i}, rank {rank} of {size}: {found}");
+            }
+            let rings = [
+                member.all_reduce_by_ring(9),
+                member.reduce_scatter(&blocks),
+                member.all_gather(&blocks),
+            ];
+            assert_eq!(rings.map(neighbours), [2.min(size - 1); 3]);
+            assert_eq!(neighbours(member.all_to_all(&blocks, &blocks, 0)), size - 1);
+            let centralized = neighbours(member.barrier(BarrierAlgorithm::Centralized));
+            assert_eq!(centralized, if rank == 0 { size - 1 } else { 1 });
         }
     }
 }

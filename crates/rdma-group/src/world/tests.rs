@@ -18,7 +18,7 @@ use super::*;
 use crate::bootstrap::link::Tag;
 use crate::call::{Call, Kind};
 use crate::collective::Collective;
-use crate::group::buffer::Elements;
+use crate::group::buffer::{Buffer, Memory as _};
 use crate::reduction::{Reduction, combine};
 use crate::run::is_long;
 use crate::schedule::{Action, BarrierAlgorithm, Blocks, Member, Schedule, Transfer};
@@ -42,6 +42,8 @@ const LONG_PIECE: usize = PIECE_BYTES / 8;
 struct Death {
     collective: Collective,
     len: usize,
+    /// Whether the memory of the ranks is registered.
+    registered: bool,
     rank: usize,
     /// The number of its sends and receives before.
     steps: usize,
@@ -49,20 +51,19 @@ struct Death {
     connected: bool,
 }
 
-/// Returns each collective with each of its algorithms, and a length of the buffer.
-fn collectives(size: usize) -> Vec<(Collective, usize)> {
+/// Returns each collective with each of its algorithms, a length of the buffer, and whether it is registered.
+fn collectives(size: usize) -> Vec<(Collective, usize, bool)> {
     // Blocks of two messages, and of two long pieces.
     let long = size * (PIECE + 100);
     let longest = size * (LONG_PIECE + 100);
     let short = size + 1;
     let root = 1;
     let even = |len| Blocks::even(len, size);
-    let all_to_all =
-        Collective::AllToAll { sent: even(2 * size), received: even(2 * size), offset: 0 };
+    let all_to_all = |len| Collective::AllToAll { sent: even(len), received: even(len), offset: 0 };
     let all_reduce = Collective::AllReduce { is_commutative: true };
     let scatter_reduced =
-        |is_commutative| Collective::ReduceScatter { is_commutative, blocks: even(short) };
-    vec![
+        |is_commutative, len| Collective::ReduceScatter { is_commutative, blocks: even(len) };
+    let slices = vec![
         (Collective::Barrier(BarrierAlgorithm::Centralized), 0),
         (Collective::Barrier(BarrierAlgorithm::BinaryTree), 0),
         (Collective::Barrier(BarrierAlgorithm::Dissemination), 0),
@@ -73,21 +74,34 @@ fn collectives(size: usize) -> Vec<(Collective, usize)> {
         (Collective::AllGather { blocks: even(short) }, short),
         (Collective::AllGather { blocks: even(long) }, long),
         (Collective::AllGather { blocks: even(longest) }, longest),
-        (all_to_all, 2 * size),
+        (all_to_all(2 * size), 2 * size),
         (Collective::Reduce { root }, short),
         (all_reduce.clone(), short),
         (all_reduce.clone(), long),
+        (all_reduce.clone(), longest),
+        (scatter_reduced(true, short), short),
+        (scatter_reduced(false, short), short),
+    ];
+    let one = LONG_PIECE + 100;
+    let registered = [
+        (Collective::Broadcast { root }, one),
+        (Collective::Gather { root, blocks: even(longest) }, longest),
+        (Collective::Scatter { root, blocks: even(longest) }, longest),
+        (Collective::AllGather { blocks: even(longest) }, longest),
+        (all_to_all(longest), longest),
+        (Collective::Reduce { root }, one),
         (all_reduce, longest),
-        (scatter_reduced(true), short),
-        (scatter_reduced(false), short),
-    ]
+        (scatter_reduced(true, longest), longest),
+    ];
+    let slices = slices.into_iter().map(|(collective, len)| (collective, len, false));
+    slices.chain(registered.map(|(collective, len)| (collective, len, true))).collect()
 }
 
 /// Returns the deaths of a group in the order in which they occur.
 fn deaths(size: usize) -> Vec<Death> {
     let all = env::var(DEATHS).is_ok_and(|which| which == "all");
     let mut deaths = Vec::new();
-    for (i, (collective, len)) in collectives(size).into_iter().enumerate() {
+    for (i, (collective, len, registered)) in collectives(size).into_iter().enumerate() {
         let ranks = if all { 0..size } else { i % size..i % size + 1 };
         for rank in ranks {
             let schedule = collective.schedule(Member { rank, size }, len, 8);
@@ -95,11 +109,11 @@ fn deaths(size: usize) -> Vec<Death> {
             let chosen = if all { (0..=most).collect() } else { vec![0, most.div_ceil(2), most] };
             for steps in chosen {
                 let collective = collective.clone();
-                deaths.push(Death { collective, len, rank, steps, connected: true });
+                deaths.push(Death { collective, len, registered, rank, steps, connected: true });
             }
             // A rank connects to all its peers before the first step.
             let collective = collective.clone();
-            deaths.push(Death { collective, len, rank, steps: 0, connected: false });
+            deaths.push(Death { collective, len, registered, rank, steps: 0, connected: false });
         }
     }
     deaths
@@ -159,8 +173,11 @@ fn world(rank: usize, size: usize, master: &str, epoch: u64) -> World {
 fn execute(world: &mut World, death: &Death, schedule: Schedule) -> Result<(), Error> {
     let members: Vec<_> = (0..world.ranks.entries.len()).collect();
     let call = Call { kind: death.collective.kind() as u8, element_bytes: 8, ..Call::default() };
-    let (mut buffer, sum) = (vec![1_u64; death.len], combine(Reduction::Sum));
-    let elements = Elements::Slice(&mut buffer);
+    let [registered, other] = if death.registered { [death.len, 0] } else { [0, death.len] };
+    let (mut buffer, mut slice) = (Buffer::allocate(&world.pool, registered)?, vec![1_u64; other]);
+    buffer.fill(1);
+    let elements = if death.registered { buffer.elements() } else { slice.elements() };
+    let sum = combine(Reduction::Sum);
     world.execute(&members, Run::new(call, schedule, elements, Some(&*sum)))
 }
 
@@ -243,7 +260,7 @@ fn the_death_of_a_rank_before_each_step_is_named_on_all_others() {
 #[test]
 fn a_schedule_is_cut_after_each_step() {
     let size = 4;
-    for (collective, len) in collectives(size) {
+    for (collective, len, _) in collectives(size) {
         let schedule = collective.schedule(Member { rank: 1, size }, len, 8);
         let all = pieces(&schedule).count();
         let counts = (0..=all).map(|steps| pieces(&cut(&schedule, steps)).count());
@@ -296,11 +313,19 @@ fn ranks_run_collectives_while_strangers_connect_to_them() {
                 let address = world.ranks.entries[rank].address;
                 threads.spawn(move || attack(address, ended, || _ = attacked.wait()));
                 attacked.wait();
-                let called = collectives(size).into_iter().try_for_each(|(collective, len)| {
-                    let schedule = collective.schedule(Member { rank, size }, len, 8);
-                    let death = Death { collective, len, rank: 0, steps: 0, connected: false };
-                    execute(&mut world, &death, schedule)
-                });
+                let called =
+                    collectives(size).into_iter().try_for_each(|(collective, len, registered)| {
+                        let schedule = collective.schedule(Member { rank, size }, len, 8);
+                        let death = Death {
+                            collective,
+                            len,
+                            registered,
+                            rank: 0,
+                            steps: 0,
+                            connected: false,
+                        };
+                        execute(&mut world, &death, schedule)
+                    });
                 // A rank that ends before the others is lost.
                 all_called.wait();
                 called

@@ -126,6 +126,14 @@ fn different_types_and_reductions_are_named() {
 }
 
 #[test]
+fn different_lengths_of_blocks_are_named() {
+    differ(&["gather (call 1 ", ", counts ", " called gather "], |group| match group.rank() {
+        1 => group.gather_v(0, &mut [0_u8; 3], &[1, 1, 1]),
+        _ => group.gather_v(0, &mut [0_u8; 3], &[0, 1, 2]),
+    });
+}
+
+#[test]
 fn elements_of_different_long_types_are_named() {
     differ(&["2 elements of 512 bytes", "2 elements of 256 bytes"], |group| match group.rank() {
         0 => group.broadcast(0, &mut [[0_u8; 512]; 2]),
