@@ -161,6 +161,19 @@ impl<'a, T: Pod> Run<'a, T> {
         if call == self.call { Ok(()) } else { Err(Mismatch::Call(call)) }
     }
 
+    /// Fails if the sender of this message makes another call in place of this one. A message of a later call is valid.
+    pub(crate) fn check_place(&self, message: &[u8]) -> Result<(), Mismatch> {
+        let Call { group, generation, .. } = self.call;
+        match Call::split(message) {
+            Some((call, _))
+                if call != self.call && call.group == group && call.generation <= generation =>
+            {
+                Err(Mismatch::Call(call))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Lends the memory of a part if it is registered in this domain, with the range of the part in bytes.
     pub(crate) fn lend(
         &mut self,

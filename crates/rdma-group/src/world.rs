@@ -135,6 +135,9 @@ impl World {
         call: Call,
         until: Instant,
     ) -> Result<Channel, Failure> {
+        if let Some(message) = peer.next_early() {
+            return Err(self.ranks.other_call(rank, call, &message));
+        }
         let failed = |error| Failure::Connect(rank, error);
         let builder = self.pd.create_channel().rendezvous_timeout(self.ranks.limit);
         let mut listener = builder.listen(self.ranks.any_port()).map_err(failed)?;
@@ -195,8 +198,8 @@ impl World {
                 }
                 Next::Receive(rank) => {
                     let rank = in_world(rank);
+                    let message = self.receive_for(rank, (peers, &all), &run, until)?;
                     let peer = at(peers, rank)?;
-                    let message = self.receive(rank, peer, until)?;
                     if let Some(grant) = peer.pass(rank, &message, &mut run, &self.ranks)? {
                         self.send(rank, &peer.messages, &grant, until)?;
                     }
@@ -307,6 +310,36 @@ impl World {
         }
     }
 
+    /// Receives a message of a run with these peers. After a while, looks for a peer that makes another call.
+    fn receive_for<T: Pod>(
+        &mut self,
+        rank: usize,
+        (peers, all): (&mut [Option<Peer>], &BTreeSet<usize>),
+        run: &Run<'_, T>,
+        until: Instant,
+    ) -> Result<Message, Failure> {
+        let mut probes = None;
+        loop {
+            let peer = at(peers, rank)?;
+            if let Some(message) = peer.next_early() {
+                return Ok(message);
+            }
+            match self.soon(rank, peer, until)? {
+                Some(message) if peer.lane.process(&message) => {}
+                Some(message) => return Ok(message),
+                None if probes.get_or_insert_with(Probes::new).are_due() => {
+                    for other in all.iter().filter(|other| **other != rank) {
+                        let peer = at(peers, *other)?;
+                        let receive = || peer.messages.receive().ok().flatten();
+                        let message = if peer.is_ahead() { None } else { receive() };
+                        peer.look_ahead(*other, message, run, &self.ranks)?;
+                    }
+                }
+                None => {}
+            }
+        }
+    }
+
     fn next_message(
         &mut self,
         rank: usize,
@@ -314,16 +347,27 @@ impl World {
         until: Instant,
     ) -> Result<Message, Failure> {
         loop {
-            match peer.messages.receive() {
-                Ok(Some(message)) => return Ok(message),
-                Err(MessageError::TimedOut { .. }) => {
-                    if let Err(failure) = self.ranks.check(rank, until) {
-                        // A message may have arrived before the notice.
-                        return peer.messages.receive().ok().flatten().ok_or(failure);
-                    }
-                }
-                Ok(None) | Err(_) => return Err(Failure::Lost(rank)),
+            if let Some(message) = self.soon(rank, peer, until)? {
+                return Ok(message);
             }
+        }
+    }
+
+    /// Receives a message if one arrives soon.
+    fn soon(
+        &mut self,
+        rank: usize,
+        peer: &Peer,
+        until: Instant,
+    ) -> Result<Option<Message>, Failure> {
+        match peer.messages.receive() {
+            Ok(Some(message)) => Ok(Some(message)),
+            Err(MessageError::TimedOut { .. }) => match self.ranks.check(rank, until) {
+                Ok(()) => Ok(None),
+                // A message may have arrived before the notice.
+                Err(failure) => peer.messages.receive().ok().flatten().ok_or(failure).map(Some),
+            },
+            Ok(None) | Err(_) => Err(Failure::Lost(rank)),
         }
     }
 

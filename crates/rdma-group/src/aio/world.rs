@@ -137,6 +137,9 @@ impl World {
                 }
             }
         }
+        if let Some(message) = peer.next_early() {
+            return Err(self.ranks.other_call(rank, call, &message));
+        }
         let failed = |error| Failure::Connect(rank, error);
         let listener = self.driver.listen(self.ranks.any_port(), options).await.map_err(failed)?;
         let (challenge, message) = Ranks::announce(call, listener.local_addr().port())?;
@@ -202,8 +205,8 @@ impl World {
                 }
                 Next::Receive(rank) => {
                     let rank = in_world(rank);
+                    let message = self.receive_for(rank, (peers, &all), &run, until).await?;
                     let peer = at(peers, rank)?;
-                    let message = self.receive(rank, peer, until).await?;
                     if let Some(grant) = peer.pass(rank, &message, &mut run, &self.ranks)? {
                         self.send(rank, &peer.messages, &grant, until).await?;
                     }
@@ -265,6 +268,32 @@ impl World {
             let message = self.next_message(rank, peer, until).await?;
             if !peer.lane.process(&message) {
                 return Ok(message);
+            }
+        }
+    }
+
+    /// Receives a message of a run with these peers. After a while, looks for a peer that makes another call.
+    async fn receive_for<T: Pod>(
+        &mut self,
+        rank: usize,
+        (peers, all): (&mut [Option<Peer>], &BTreeSet<usize>),
+        run: &Run<'_, T>,
+        until: Instant,
+    ) -> Result<Message, Failure> {
+        let mut pause = Duration::from_secs(1);
+        loop {
+            match timeout(pause, self.receive(rank, at(peers, rank)?, until)).await {
+                Ok(message) => return message,
+                Err(_) => pause *= 2,
+            }
+            for other in all.iter().filter(|other| **other != rank) {
+                let peer = at(peers, *other)?;
+                let message = match peer.is_ahead() {
+                    true => None,
+                    false => timeout(Duration::ZERO, peer.messages.receive()).await.ok(),
+                };
+                let message = message.and_then(Result::ok).flatten();
+                peer.look_ahead(*other, message, run, &self.ranks)?;
             }
         }
     }

@@ -48,6 +48,26 @@ impl<M, R: Deref<Target = [u8]>> Peer<M, R> {
         self.early.pop_front()
     }
 
+    /// Returns true if a message was received before the run needs it.
+    pub(crate) fn is_ahead(&self) -> bool {
+        !self.early.is_empty()
+    }
+
+    /// Checks the first message of this peer that has arrived while the run waits for another one. `message` is a new one.
+    /// Fails if the peer makes another call, because it may wait for the run.
+    pub(crate) fn look_ahead<T: Pod>(
+        &mut self,
+        rank: usize,
+        message: Option<R>,
+        run: &Run<'_, T>,
+        ranks: &Ranks,
+    ) -> Result<(), Failure> {
+        let message = message.filter(|message| !self.lane.process(message));
+        self.early.extend(message);
+        let checked = self.early.front().map_or(Ok(()), |first| run.check_place(first));
+        checked.map_err(|it| ranks.mismatch(rank, run, it))
+    }
+
     /// Processes a message of this rank that has arrived while the run waits for a free slot of its landing. A message
     /// with a call is kept for later.
     pub(crate) fn keep<T: Pod>(

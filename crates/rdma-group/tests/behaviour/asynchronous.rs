@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 
 use rdma_channel::BufferPool;
-use rdma_group::{Error, Group, GroupBuilder, Reduction, aio};
+use rdma_group::{BarrierAlgorithm, Error, Group, GroupBuilder, Reduction, aio};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::collectives::{LENGTHS_AT_ENDS, asynchronous, blocking};
@@ -247,6 +247,21 @@ fn a_block_with_different_lengths_at_its_ends_is_a_mismatch_on_both_asynchronous
             let part = |group: &mut aio::Group| asynchronous::differ(group, lengths, both);
             mixed(2, |_| true, |_| unreachable!(), part);
         }
+    }
+}
+
+/// All ranks wait for each other. Rank 0 waits for rank 1, but has a message of rank 2.
+#[test]
+fn different_algorithms_of_barriers_are_named_on_asynchronous_ranks() {
+    let [one, other] = [BarrierAlgorithm::Centralized, BarrierAlgorithm::Dissemination];
+    let part = |group: &mut aio::Group| {
+        wait(group.barrier()).unwrap();
+        let algorithm = if group.rank() == 0 { one } else { other };
+        text(wait(group.barrier_with(algorithm)))
+    };
+    for error in mixed(3, |_| true, |_| unreachable!(), part) {
+        let named = |algorithm| error.contains(&format!("algorithm {})", algorithm as u8));
+        assert!(named(one) && named(other), "{error}");
     }
 }
 

@@ -133,6 +133,16 @@ fn different_lengths_of_blocks_are_named() {
     });
 }
 
+/// All ranks wait for each other. Rank 0 waits for rank 1, but has a message of rank 2.
+#[test]
+fn different_algorithms_of_barriers_are_named() {
+    let [one, other] = [BarrierAlgorithm::Centralized, BarrierAlgorithm::Dissemination];
+    let text = |algorithm| format!("algorithm {})", algorithm as u8);
+    differ(&[&text(one), &text(other)], |group| {
+        group.barrier_with(if group.rank() == 0 { one } else { other })
+    });
+}
+
 #[test]
 fn elements_of_different_long_types_are_named() {
     differ(&["2 elements of 512 bytes", "2 elements of 256 bytes"], |group| match group.rank() {
