@@ -63,7 +63,7 @@ lacking! {
 }
 
 lacking! {
-    "a multicast group of a software device has members in one process only; attach the queue pair with ibv_attach_mcast":
+    "this library has no multicast groups; attach the queue pair with ibv_attach_mcast":
     rdma_join_multicast -> c_int;
     rdma_join_multicast_ex -> c_int;
     rdma_leave_multicast -> c_int;
