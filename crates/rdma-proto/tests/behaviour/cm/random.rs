@@ -110,6 +110,7 @@ fn both_ends_agree_or_report_an_error_in_time() {
         runs += 1;
     }
     println!("{agreed} connections were established at the end of {runs} runs");
+    assert!(agreed > 0 || runs < 100, "no connection of {runs} runs was established");
 }
 
 /// A message with random fields, some of them from connections of the pair.
