@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use softroce::Run;
 
-use crate::{rxe, tree};
+use crate::{dropin, rxe, tree};
 
 /// The script that the guest runs. The guest can read the host's files.
 const GUEST: &str = "xtask/src/interop/guest.sh";
@@ -23,8 +23,8 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "run")]
     all: bool,
     /// Run only these, each as `FAMILY,MTU,LOSS,LONGEST,CHECKS`: for example `6,256,10,65536,rc/`,
-    /// with `-` for all checks; or `4,rc,0`, `4,uc,0` and `4,cm,0` for the programs of rdma-core,
-    /// and `4,perftest,0` for those of perftest
+    /// with `-` for all checks; or `4,rc,0`, `4,uc,0`, `4,cm,0` and `4,cm-tools,0` for the programs
+    /// of rdma-core, and `4,perftest,0` for those of perftest
     #[arg(long, value_name = "RUN")]
     run: Vec<String>,
     /// End the run after this number of seconds, with exit status 124
@@ -73,8 +73,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         );
     }
     let built = rxe::target()?.join("debug");
-    let words: [OsString; 5] =
-        ["sh".into(), root.join(GUEST).into(), args.ends.name().into(), built.into(), runs.into()];
+    let dropin = dropin::build(&root)?.library;
+    let dropin = dropin.parent().context("the drop-in has no folder")?;
+    let (script, ends) = (root.join(GUEST), args.ends.name());
+    let words: [OsString; 6] =
+        ["sh".into(), script.into(), ends.into(), built.into(), dropin.into(), runs.into()];
     softroce.run(&words, Run { limit: Some(Duration::from_secs(args.timeout)), machine: true })
 }
 
@@ -83,14 +86,14 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 fn some() -> String {
     "4 1024 0 1048576 -\n6 1024 0 65536 -\n4 256 0 65536 -\n4 512 0 65536 send\n4 2048 0 65536 write\n\
      6 4096 0 65536 -\n4 1024 1 65536 -\n6 2048 1 65536 -\n4 4096 10 65536 -\n6 256 10 16384 -\n\
-     4 rc 0\n6 rc 0\n4 uc 0\n4 cm 0\n4 perftest 0"
+     4 rc 0\n6 rc 0\n4 uc 0\n4 cm 0\n4 cm-tools 0\n4 perftest 0"
         .to_owned()
 }
 
 /// Returns all runs. Messages are longest in those without losses.
 fn all() -> String {
     let mut runs = String::from(
-        "4 rc 0\n6 rc 0\n4 uc 0\n6 uc 0\n4 cm 0\n6 cm 0\n4 cm 5\n4 perftest 0\n6 perftest 0\n",
+        "4 rc 0\n6 rc 0\n4 uc 0\n6 uc 0\n4 cm 0\n6 cm 0\n4 cm 5\n6 cm 5\n4 cm-tools 0\n4 cm-tools 5\n4 perftest 0\n6 perftest 0\n",
     );
     for (loss, longest) in [(0, 1 << 20), (1, 1 << 16), (10, 1 << 16)] {
         for mtu in [256, 512, 1024, 2048, 4096] {
@@ -108,12 +111,14 @@ mod tests {
 
     #[test]
     fn each_mtu_each_family_and_each_loss_is_in_both_lists() {
-        for (runs, count) in [(some(), 15), (all(), 39)] {
+        for (runs, count) in [(some(), 16), (all(), 42)] {
             assert_eq!(runs.lines().count(), count);
             let has = |at: usize, text: &str| {
                 runs.lines().any(|line| line.split(' ').nth(at) == Some(text))
             };
-            for mtu in ["256", "512", "1024", "2048", "4096", "rc", "uc", "cm", "perftest"] {
+            for mtu in
+                ["256", "512", "1024", "2048", "4096", "rc", "uc", "cm", "cm-tools", "perftest"]
+            {
                 assert!(has(1, mtu), "{mtu}");
             }
             assert!(has(0, "4") && has(0, "6") && has(2, "0") && has(2, "1") && has(2, "10"));

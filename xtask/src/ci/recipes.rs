@@ -257,7 +257,8 @@ pub(super) const RXE: &[Step] = &[
     run("cargo xtask dropin"),
     run("cargo xtask rxe-run --machine --timeout 300 -- /bin/sh xtask/src/ci/providers.sh {target}/dropin/lib"),
     tests("cargo test -p conformance").with(&[("RDMA_TEST_RXE", "required")]),
-    run("cargo xtask interop --run 4,1024,0,65536,- --run 6,4096,1,16384,send --run 4,rc,0"),
+    run("cargo xtask interop --run 4,1024,0,65536,- --run 6,4096,1,16384,send --run 4,rc,0 --run 4,cm,0"),
+    run("cargo xtask interop --ends rxe-soft --run 4,cm,5 --run 4,cm-tools,0"),
 ];
 
 /// Runs a fuzz target for this many seconds, with a seed that it prints. A sanitizer finds only errors

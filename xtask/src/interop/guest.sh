@@ -1,12 +1,13 @@
 # Runs in the guest: sets up two ends of a wire, and runs `interop` between them. Fails if any run fails.
 #
-#   sh guest.sh KIND BUILT RUNS
+#   sh guest.sh KIND BUILT DROPIN RUNS
 #
-# KIND is the kind of the ends: `rxe-rxe` or `rxe-soft`. BUILT is cargo's folder with the programs. RUNS are lines `FAMILY
-# MTU LOSS LONGEST ONLY`: 4 or 6, bytes, percent, bytes, a text in the names of checks or `-`. With the MTU `rc` or `uc`, a
-# program of rdma-core runs instead; with `perftest`, the programs of perftest; with `cm`, `rping` of librdmacm.
+# KIND is the kind of the ends: `rxe-rxe` or `rxe-soft`. BUILT is cargo's folder with the programs, and DROPIN the one of
+# the drop-in. RUNS are lines `FAMILY MTU LOSS LONGEST ONLY`: 4 or 6, bytes, percent, bytes, a text in the names of checks
+# or `-`. With the MTU `rc` or `uc`, a program of rdma-core runs instead; with `perftest`, the programs of perftest; with
+# `cm`, `rping` of librdmacm; with `cm-tools`, its other programs.
 set -u
-kind=$1 built=$2 runs=$3
+kind=$1 built=$2 dropin=$3 runs=$4
 ip() { /sbin/ip "$@"; }
 
 stop() {
@@ -105,11 +106,15 @@ lose() {
         $far /sbin/tc qdisc replace dev vethB root netem loss "$1%" limit 10000
 }
 
+# lives PROCESS: fails if a process has ended. It exists as a zombie until it is waited for.
+lives() {
+    grep -q '^State:[[:space:]]*[^Z[:space:]]' "/proc/$1/status" 2> /dev/null
+}
+
 # listening FILE: prints the address of the process that writes to FILE, as soon as it listens.
 listening() {
     until grep -q '^listening on ' "$1"; do
-        # A process that has ended exists as a zombie until it is waited for.
-        grep -q '^State:[[:space:]]*[^Z[:space:]]' "/proc/$!/status" 2> /dev/null || return 1
+        lives $! || return 1
         sleep 0.1
     done
     sed -n 's/^listening on //p' "$1"
@@ -224,19 +229,25 @@ PROGRAMS
     return $all
 }
 
+# kernel_listens PROCESS PORT: waits until a process listens in the kernel's rdma_cm.
+kernel_listens() {
+    until rdma resource show cm_id 2> /dev/null | grep -q "LISTEN.*$2"; do
+        lives "$1" || return 1
+        sleep 0.1
+    done
+}
+
 # rping FAMILY: runs `rping`, which connects through the kernel's rdma_cm, first as the server and then as the client.
 rping() {
-    [ $kind = rxe-soft ] || { echo "skipped: the kernel owns queue pair 1 of both devices" && return 0; }
+    [ "$kind:$1" != rxe-rxe:6 ] ||
+        { echo "skipped: the kernel finds no route between IPv6 addresses of one host" && return 0; }
     near_ip=198.18.1.1 far_ip=198.18.1.2
     [ "$1" = 6 ] && near_ip=fd00:1::1 far_ip=fd00:1::2
     tool="timeout -k 1 200 rping -C 20 -S 1000 -V -p"
     ours="timeout -k 1 200 $far $built/examples/rping --device $far_device --count 20 --size 1000"
     $tool 7174 -s -a $near_ip > "$work/tool" 2>&1 &
     tool_here=$!
-    until rdma resource show cm_id 2> /dev/null | grep -q 'LISTEN.*7174'; do
-        kill -0 $tool_here || return 1
-        sleep 0.1
-    done
+    kernel_listens $tool_here 7174 || return 1
     case $near_ip in
     *:*) where="[$near_ip]" there="[$far_ip]" ;;
     *) where=$near_ip there=$far_ip ;;
@@ -249,10 +260,59 @@ rping() {
     $ours --listen "$there:0" > "$work/ours2" 2>&1 &
     ours_there=$!
     where=$(listening "$work/ours2") || return 1
-    $tool "${where##*:}" -c -a $far_ip > "$work/tool2" 2>&1 || status=1
+    $tool "${where##*:}" -c -a $far_ip -I $near_ip > "$work/tool2" 2>&1 || status=1
     wait $ours_there || status=1
     tail -qn 1 "$work/ours" "$work/tool" "$work/ours2" "$work/tool2"
     return $status
+}
+
+# cm_tools LOSS: runs other programs of librdmacm at both ends, with the kernel's rdma_cm and with the drop-in. Each end
+# is once the server and once the client. Datagrams are not sent again, so `udaddy` runs without loss.
+cm_tools() {
+    [ $kind = rxe-soft ] || { echo "skipped: both ends use the kernel's rdma_cm" && return 0; }
+    near="timeout -k 1 300"
+    ours="$near $far env LD_LIBRARY_PATH=$dropin"
+    all=0
+    while read -r server client port ends; do
+        [ "$1" = 0 ] || [ "$server" != udaddy ] || continue
+        option="-p $port"
+        [ "$server" = udaddy ] && option=
+        few=
+        [ "$client" = cmtime ] && few="-c 20"
+        for listens in kernel drop-in; do
+            if [ $listens = kernel ]; then
+                $near $server $option > "$work/tool" 2>&1 &
+                tool_here=$!
+                kernel_listens $tool_here "$port" &&
+                    $ours $client $option $few -s 198.18.1.1 > "$work/ours" 2>&1
+                status=$?
+            else
+                $ours $server $option > "$work/tool" 2>&1 &
+                tool_here=$!
+                until $far cat /proc/net/unix | grep -q ' 00010000 .*@rdma-cm/'; do
+                    lives $tool_here || break
+                    sleep 0.1
+                done
+                lives $tool_here && $near $client $option $few -s 198.18.1.2 > "$work/ours" 2>&1
+                status=$?
+            fi
+            [ $status = 0 ] && [ "$ends" = yes ] || kill $tool_here 2> /dev/null
+            wait $tool_here 2> /dev/null || [ "$ends" = no ] || status=1
+            if [ $status = 0 ]; then
+                echo "$client, server with the $listens: passed"
+            else
+                echo "$client, server with the $listens: FAILED"
+                tail -n 4 "$work/ours" "$work/tool"
+                all=1
+            fi
+        done
+    done << PROGRAMS
+rdma_server rdma_client 7471 yes
+ucmatose ucmatose 7472 yes
+udaddy udaddy 7174 yes
+cmtime cmtime 7473 no
+PROGRAMS
+    return $all
 }
 
 failed=0
@@ -266,6 +326,11 @@ while read -r family mtu loss longest only; do
         echo "### $kind, IPv$family, perftest"
         echo
         perftest "$family"
+        ;;
+    cm-tools)
+        echo "### $kind, IPv4, programs of librdmacm, loss $loss %"
+        echo
+        cm_tools "$loss"
         ;;
     cm)
         echo "### $kind, IPv$family, rping, loss $loss %"
