@@ -318,7 +318,7 @@ impl World {
         run: &Run<'_, T>,
         until: Instant,
     ) -> Result<Message, Failure> {
-        let mut probes = None;
+        let (mut probes, mut others) = (None, BTreeSet::new());
         loop {
             let peer = at(peers, rank)?;
             if let Some(message) = peer.next_early() {
@@ -327,15 +327,17 @@ impl World {
             match self.soon(rank, peer, until)? {
                 Some(message) if peer.lane.process(&message) => {}
                 Some(message) => return Ok(message),
-                None if probes.get_or_insert_with(Probes::new).are_due() => {
-                    for other in all.iter().filter(|other| **other != rank) {
-                        let peer = at(peers, *other)?;
-                        let receive = || peer.messages.receive().ok().flatten();
-                        let message = if peer.is_ahead() { None } else { receive() };
-                        peer.look_ahead(*other, message, run, &self.ranks)?;
+                None => {
+                    if others.is_empty() && probes.get_or_insert_with(Probes::new).are_due() {
+                        others.extend(all.iter().filter(|other| **other != rank));
                     }
+                    // Only one of them, because looking takes as long as a turn of this loop.
+                    let Some(other) = others.pop_first() else { continue };
+                    let peer = at(peers, other)?;
+                    let receive = || peer.messages.receive().ok().flatten();
+                    let message = if peer.is_ahead() { None } else { receive() };
+                    peer.look_ahead(other, message, run, &self.ranks)?;
                 }
-                None => {}
             }
         }
     }

@@ -102,6 +102,9 @@ fn deaths(size: usize) -> Vec<Death> {
     let all = env::var(DEATHS).is_ok_and(|which| which == "all");
     let mut deaths = Vec::new();
     for (i, (collective, len, registered)) in collectives(size).into_iter().enumerate() {
+        if registered && !all && i % 4 != 0 {
+            continue;
+        }
         let ranks = if all { 0..size } else { i % size..i % size + 1 };
         for rank in ranks {
             let schedule = collective.schedule(Member { rank, size }, len, 8);
