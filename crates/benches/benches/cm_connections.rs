@@ -2,7 +2,7 @@
 //! that are held.
 //!
 //! ```sh
-//! ulimit -n 30000                                     # each connection uses a file in both processes
+//! ulimit -Hn 20000                                    # each connection uses a file in both processes
 //! cargo bench -p benches --bench cm_connections       # 10,000 connections
 //! ```
 #![allow(clippy::panic)] // a failing bench panics

@@ -35,7 +35,10 @@ pair() {
 }
 
 # Notes a figure of a row, whose reference is the other row with the same number.
-note() { echo "$1: $2" >> "$folder/figures"; }
+note() {
+    [ -n "$2" ] || { echo "no figure: $1" >&2; exit 1; }
+    echo "$1: $2" >> "$folder/figures"
+}
 own() { "$command" $prefix "$bench" --bench "$@" > "$folder/own"; }
 figure() { sed -n "s/^$1 *\([0-9.]*\).*/\1/p" "$folder/own" | tail -n 1; }
 # The median latency is the third word of the last line of ucx_perftest, the bandwidth the sixth.
@@ -75,6 +78,6 @@ done
 
 printf '%-50s%10s%10s%10s\n' 'medians and ranges' median least most
 cut -d: -f1 "$folder/figures" | sort -u | while read -r row; do
-    sed -n "s/^$row: //p" "$folder/figures" | sort -n | awk -v row="${row#? }" '
+    sed -n "s|^$row: ||p" "$folder/figures" | sort -n | awk -v row="${row#? }" '
         { all[NR] = $1 } END { printf "%-50s%10.2f%10.2f%10.2f\n", row, all[int((NR + 1) / 2)], all[1], all[NR] }'
 done

@@ -81,8 +81,8 @@ impl Resolved {
     /// # Errors
     /// [`Error::PrivateData`] if there is too much of it. [`Error::NotConnected`] for a queue pair of type UD, and
     /// [`Error::NoAddress`] for one on a port without an address. [`Error::NotReliable`] for one of type UC on a device
-    /// that the kernel's rdma_cm connects. [`Error::OtherQueuePair`] for one on another device. [`Error::QueuePairInUse`] and [`Error::TooManyConnections`] if the listener is
-    /// on another host. [`Error::Closed`] if the channel is closed while this waits. [`Error::System`] if the process
+    /// that the kernel's rdma_cm connects. [`Error::OtherQueuePair`] for one on another device.
+    /// [`Error::QueuePairInUse`] and [`Error::TooManyConnections`] if the listener is on another host. [`Error::Closed`] if the channel is closed while this waits. [`Error::System`] if the process
     /// cannot open another file. After an error, the queue pair is destroyed.
     #[doc(alias = "rdma_connect")]
     pub fn connect(

@@ -75,7 +75,7 @@ impl Shared {
     }
 
     /// Waits until no other call of this rank is in progress, within the limit of a collective. The call that is in
-    /// progress may itself poll this one, in the function of its reduction, or may not be polled any more.
+    /// progress may itself poll this one, in the function of its reduction, or may no longer be polled.
     async fn enter(&self) -> Result<MutexGuard<'_, World>, Error> {
         let mut locked = pin!(self.world.lock());
         let entered = poll_fn(|cx| match self.check() {

@@ -102,7 +102,8 @@ pub enum Error {
         /// The error of the connection.
         source: ConnectError,
     },
-    /// An argument of a collective is invalid. Nothing was sent, and the group is still open.
+    /// An argument of a collective is invalid, or the function of a reduction has made the call. The same if another call
+    /// of this rank has not ended within the limit. Nothing was sent, and the group is still open.
     #[error("{0}")]
     Argument(String),
     /// A rank has died, or has left the group.

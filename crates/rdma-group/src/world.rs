@@ -429,8 +429,9 @@ impl World {
         Ok(())
     }
 
-    /// Connects to a higher rank in another thread, which sends the result. `target` is the address and the challenge of the
-    /// listener. The channel is for messages if there are options. If the call fails before, the thread ends when the other rank closes the group, or at the deadline.
+    /// Connects to a higher rank in another thread, which sends the result. The target is the address and the challenge of
+    /// the listener. The channel is for messages if there are options. If the call fails before, the thread ends when the
+    /// other rank closes the group, or at the deadline.
     fn dial(
         &self,
         peer: usize,

@@ -81,8 +81,12 @@ impl Fabric {
 
     /// Handles the next event because a program has requested a completion event. Returns true if there was one.
     pub(crate) fn step_on_arming(&self) -> bool {
+        self.steps_on_arming() && self.step()
+    }
+
+    pub(crate) fn steps_on_arming(&self) -> bool {
         let simulation = self.simulation.as_ref();
-        simulation.is_some_and(|it| it.steps_on_arming.load(Ordering::Relaxed)) && self.step()
+        simulation.is_some_and(|it| it.steps_on_arming.load(Ordering::Relaxed))
     }
 
     /// Returns the time of the next event, after doing the work that the program has left.

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::mem::{self, ManuallyDrop};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -29,8 +30,10 @@ struct Clock {
     start: OnceLock<Instant>,
     /// Wakes the driver when all other tasks wait, if the clock then differs from this one.
     driver: Mutex<Option<(Option<Moment>, Waker)>>,
-    /// The tasks that sleep, with the time at which they wake.
-    sleepers: Mutex<Vec<(Duration, Waker)>>,
+    /// The number of sleeps so far.
+    sleeps: AtomicU64,
+    /// The numbers of sleeps that tasks wait for, with the times at which they end.
+    sleepers: Mutex<Vec<(u64, Duration, Waker)>>,
     threads: Threads,
 }
 
@@ -137,15 +140,37 @@ impl Network {
     /// ```
     pub async fn sleep(&self, time: Duration) {
         let Some(clock) = locked(&self.tasks.0).clone() else { return self.run_for(time) };
-        let until = clock.elapsed() + time;
+        // The end of a network's time.
+        let until = clock.elapsed().saturating_add(time).min(Duration::from_nanos(u64::MAX));
+        let number = clock.sleeps.fetch_add(1, Ordering::Relaxed);
+        let sleep = Sleep { clock, number };
         std::future::poll_fn(|cx| {
-            if clock.elapsed() >= until {
+            if sleep.clock.elapsed() >= until {
                 return Poll::Ready(());
             }
-            locked(&clock.sleepers).push((until, cx.waker().clone()));
+            sleep.forget();
+            locked(&sleep.clock.sleepers).push((number, until, cx.waker().clone()));
             Poll::Pending
         })
         .await;
+    }
+}
+
+/// A sleep that a task may wait for.
+struct Sleep {
+    clock: Arc<Clock>,
+    number: u64,
+}
+
+impl Sleep {
+    fn forget(&self) {
+        locked(&self.clock.sleepers).retain(|(number, ..)| *number != self.number);
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        self.forget();
     }
 }
 
@@ -153,6 +178,8 @@ impl Network {
 struct Running<'n> {
     network: &'n Network,
     clock: Arc<Clock>,
+    /// The setting of the network before.
+    steps_on_arming: bool,
 }
 
 impl<'n> Running<'n> {
@@ -163,6 +190,7 @@ impl<'n> Running<'n> {
             begin: network.now(),
             start: OnceLock::new(),
             driver: Mutex::default(),
+            sleeps: AtomicU64::new(0),
             sleepers: Mutex::default(),
             threads: Threads::default(),
         });
@@ -170,14 +198,15 @@ impl<'n> Running<'n> {
         assert!(current.is_none(), "this network already runs a future");
         *current = Some(Arc::clone(&clock));
         drop(current);
+        let steps_on_arming = network.subnet.steps_on_arming();
         network.set_steps_on_arming(false);
-        Self { network, clock }
+        Self { network, clock, steps_on_arming }
     }
 }
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.network.set_steps_on_arming(true);
+        self.network.set_steps_on_arming(self.steps_on_arming);
         *locked(&self.network.tasks.0) = None;
         // The wakers refer to the runtime, whose hooks refer to the clock.
         *locked(&self.clock.driver) = None;
@@ -235,14 +264,14 @@ impl Clock {
 
     /// Returns the earliest time at which a task wakes.
     fn next_sleeper(&self) -> Option<Duration> {
-        locked(&self.sleepers).iter().map(|(until, _)| *until).min()
+        locked(&self.sleepers).iter().map(|(_, until, _)| *until).min()
     }
 
     /// Wakes the tasks that sleep until this time. Returns true if there were any.
     fn wake_sleepers(&self, now: Duration) -> bool {
-        let woken: Vec<_> = locked(&self.sleepers).extract_if(.., |it| it.0 <= now).collect();
+        let woken: Vec<_> = locked(&self.sleepers).extract_if(.., |it| it.1 <= now).collect();
         let any = !woken.is_empty();
-        woken.into_iter().for_each(|(_, waker)| waker.wake());
+        woken.into_iter().for_each(|(.., waker)| waker.wake());
         any
     }
 }

@@ -249,8 +249,8 @@ mod loom_tests {
         }
     }
 
-    /// The user dies within a visit, or stays there. The owner stops waiting, and the process writes under no grant any
-    /// more. If the owner finds no visit, nothing was written.
+    /// The user dies within a visit, or stays there. The owner stops waiting, and the process no longer writes under a
+    /// grant. If the owner finds no visit, nothing was written.
     #[test]
     fn loom_a_visit_without_end_does_not_hold_up_the_owner() {
         loom::model(|| {
