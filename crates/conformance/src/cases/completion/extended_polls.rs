@@ -79,14 +79,16 @@ fn exchange(a: &Side, b: &Side, wr_ids: std::ops::Range<u64>) {
 }
 
 /// Polls these completions in one batch. Does not advance beyond the last one, because advancing
-/// further breaks the queue on SoftRoCE.
+/// further breaks the queue on SoftRoCE. A device may acknowledge a message before it completes the
+/// receive, so this waits for each completion.
 #[track_caller]
 pub(super) fn take(cq: &Cq, wr_ids: std::ops::Range<u64>) {
-    assert_eq!(cq.start(), 0);
+    cq.start_at_next();
     for wr_id in wr_ids.clone() {
         assert_eq!(cq.at(), (wr_id, Status::IBV_WC_SUCCESS));
-        if wr_id + 1 < wr_ids.end {
-            assert_eq!(cq.advance(), 0);
+        if wr_id + 1 < wr_ids.end && cq.advance() != 0 {
+            cq.end();
+            cq.start_at_next();
         }
     }
     cq.end();
@@ -125,7 +127,7 @@ fn what_a_batch_did_not_come_to_stays(device: &Device) {
 fn what_completes_during_a_batch_is_come_to(device: &Device) {
     let (a, b) = to_extended(device);
     exchange(&a, &b, 0..1);
-    assert_eq!(b.receive_cq.start(), 0);
+    b.receive_cq.start_at_next();
     for next in 1..4 {
         exchange(&a, &b, next..next + 1);
         assert_eq!((b.receive_cq.advance(), b.receive_cq.at().0), (0, next));
@@ -137,7 +139,7 @@ fn what_completes_during_a_batch_is_come_to(device: &Device) {
 fn the_end_of_a_batch_is_told(device: &Device) {
     let (a, b) = to_extended(device);
     exchange(&a, &b, 0..2);
-    assert_eq!(b.receive_cq.start(), 0);
+    b.receive_cq.start_at_next();
     assert_eq!(b.receive_cq.advance(), 0);
     assert_eq!(b.receive_cq.advance(), ENOENT);
     b.receive_cq.end();
@@ -146,7 +148,7 @@ fn the_end_of_a_batch_is_told(device: &Device) {
 fn a_batch_that_came_to_its_end_leaves_the_queue_empty(device: &Device) {
     let (a, b) = to_extended(device);
     exchange(&a, &b, 1..2);
-    assert_eq!(b.receive_cq.start(), 0);
+    b.receive_cq.start_at_next();
     assert_eq!(b.receive_cq.advance(), ENOENT);
     b.receive_cq.end();
     if device.differs("next-poll-of-the-last") {
@@ -191,7 +193,7 @@ fn batches_of_two_queues_are_polled_side_by_side(device: &Device) {
     exchange(&a, &b, 0..3);
     exchange(&c, &d, 10..13);
     let (first, second) = (&b.receive_cq, &d.receive_cq);
-    assert_eq!((first.start(), second.start()), (0, 0));
+    [first, second].iter().for_each(|cq| cq.start_at_next());
     for n in 0..3 {
         assert_eq!((first.at().0, second.at().0), (n, 10 + n));
         assert_eq!((first.read().qp_num, second.read().qp_num), (b.qp.number(), d.qp.number()));
