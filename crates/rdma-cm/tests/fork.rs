@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // A failing helper fails its test.
 
 use std::io::{Read as _, Write as _};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use rdma_cm::unmanaged::{self, PortSpace};
@@ -15,6 +14,7 @@ mod common;
 
 use common::{LIMIT, Node, connect, open};
 use test_support::program::in_own_process;
+use test_support::rig::fork::Child;
 
 #[test]
 fn a_forked_child_cannot_touch_connections_and_its_end_changes_nothing() {
@@ -85,9 +85,10 @@ fn a_forked_child_does_not_share_a_port_of_its_parent() {
         drop(bind(&channel).unwrap());
         let child = forked(|| {
             let own = EventChannel::open(&open("soft0")).unwrap();
-            assert!(matches!(bind(&own), Err(Error::PortInUse { .. })));
+            let bound = bind(&own);
+            assert!(matches!(bound, Err(Error::PortInUse { .. })), "it owns its parent's port");
         });
-        assert_eq!(wait_for(child), 0, "the child is an owner of its parent's port");
+        child.join();
     });
 }
 
@@ -116,23 +117,17 @@ fn forked_children_of_a_process_with_queue_pairs_connect_to_each_other() {
             let connection = replied.establish().unwrap();
             client.send(connection.queue_pair(), b"hello");
         });
-        assert_eq!([active, passive].map(wait_for), [0, 0]);
+        [active, passive].into_iter().for_each(Child::join);
     });
 }
 
-/// Runs a function in a forked child, which exits with status 1 if it panics.
-fn forked(work: impl FnOnce()) -> libc::pid_t {
-    // SAFETY: SAFETY.md F15: the device's threads, the only others, are idle and hold no lock. The child ends below.
-    let pid = unsafe { libc::fork() };
-    assert!(pid >= 0, "no child");
-    if pid == 0 {
+/// Runs a function in a forked child. The device's threads, the only others, are idle and hold no lock.
+fn forked(work: impl FnOnce()) -> Child {
+    Child::fork(|| {
         // SAFETY: SAFETY.md F15: it ends a child that hangs.
         unsafe { libc::alarm(120) };
-        let is_over = catch_unwind(AssertUnwindSafe(work)).is_ok();
-        // SAFETY: SAFETY.md F15: nothing else runs in this child.
-        unsafe { libc::_exit(i32::from(!is_over)) };
-    }
-    pid
+        work();
+    })
 }
 
 /// Waits for a child, and returns its status.

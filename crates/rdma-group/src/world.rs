@@ -145,11 +145,9 @@ impl World {
         self.send(rank, &peer.messages, &message, until)?;
         loop {
             match listener.incoming(Some(CHECK)) {
-                Ok(client) => match self.ranks.peer_of(client.user_bytes(), challenge) {
-                    Some((peer, answer)) if peer == rank => {
-                        return client.accept(&answer).map_err(|_| Failure::Lost(rank));
-                    }
-                    _ => client.reject("this rank waits for another rank of its group"),
+                Ok(client) => match self.ranks.admit_only(rank, client.user_bytes(), challenge) {
+                    Ok(answer) => return client.accept(&answer).map_err(|_| Failure::Lost(rank)),
+                    Err(why) => client.reject(why),
                 },
                 Err(ConnectError::Timeout { .. }) => {}
                 Err(error) => return Err(failed(error)),

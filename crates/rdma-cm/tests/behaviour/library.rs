@@ -14,7 +14,7 @@ use test_support::program::{dropin, in_own_process_with, is_emulated, this_progr
 use test_support::rig::until;
 
 use crate::common::{LIMIT, Node, SYSTEM, open};
-use crate::options::path_of;
+use crate::options::connect_traffic_classes;
 use crate::other_hosts::Host;
 
 /// Makes a child use the drop-in libraries as the system's.
@@ -251,21 +251,11 @@ fn a_listener_rejects_requests_for_another_device() {
 fn both_ends_use_the_traffic_class_of_the_request() {
     in_child("both_ends_use_the_traffic_class_of_the_request", || {
         let node = Node::new(&open("soft0"));
-        let listener = node.listen();
         let new = || node.pd.create_qp().send_cq(&node.cq).recv_cq(&node.cq);
-        let resolved = node.channel.resolve(listener.local_address()).unwrap();
-        for (passive, expected) in
-            [(new(), 0x68), (new().traffic_class(0x20), 0x20), (new().traffic_class(0), 0)]
-        {
-            let active = new().traffic_class(0x68).build().unwrap();
-            let connecting = resolved.connect(active, b"").unwrap();
-            let request = listener.incoming(LIMIT).unwrap();
-            let accepting = request.prepare(passive.build().unwrap()).unwrap();
-            assert_eq!(path_of(accepting.queue_pair()).0, expected);
-            let _accepted = accepting.accept(b"").unwrap();
-            let replied = connecting.wait(LIMIT).unwrap();
-            assert_eq!(path_of(replied.queue_pair()).0, 0x68);
-        }
+        let active = || new().traffic_class(0x68).build().unwrap();
+        connect_traffic_classes(&node, active, |expected, [passive, active]| {
+            assert_eq!((passive.0, active.0), (expected, 0x68));
+        });
     });
 }
 

@@ -2,7 +2,9 @@
 #![allow(unsafe_code)] // querying the traffic class is unsafe
 
 use rdma_cm::unmanaged::{self, Event, PortSpace};
-use rdma_cm::{BindOptions, End, Error, EventChannel, Listener, QueuePair, Reason};
+use rdma_cm::{
+    BindOptions, End, Error, EventChannel, Listener, PreparedQueuePair, QueuePair, Reason,
+};
 use rdma_qp::prelude::*;
 use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr};
 use rdma_types::AckTimeout;
@@ -72,7 +74,7 @@ fn owners_of_a_shared_port_do_not_exclude_each_other() {
 }
 
 /// Returns the traffic class and the ACK timeout of a connected queue pair.
-pub(crate) fn path_of(queue_pair: &QueuePair) -> (u8, AckTimeout) {
+fn path_of(queue_pair: &QueuePair) -> (u8, AckTimeout) {
     let (mut attributes, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
     let mask = ibv_qp_attr_mask::IBV_QP_AV.0.cast_signed();
     let (verbs, raw) = (queue_pair.pd().verbs(), queue_pair.as_raw());
@@ -80,6 +82,29 @@ pub(crate) fn path_of(queue_pair: &QueuePair) -> (u8, AckTimeout) {
     let returned = unsafe { (verbs.query_qp)(raw, &raw mut attributes, mask, &raw mut init) };
     assert_eq!(returned, 0);
     (attributes.ah_attr.grh.traffic_class, queue_pair.query().unwrap().ack_timeout)
+}
+
+/// Connects these active queue pairs, of traffic class 0x68, to others without and with a class of their own. Passes the
+/// expected class of the passive one, and the paths of both, to `check`.
+pub(crate) fn connect_traffic_classes(
+    node: &Node,
+    active: impl Fn() -> PreparedQueuePair,
+    check: impl Fn(u8, [(u8, AckTimeout); 2]),
+) {
+    let listener = node.listen();
+    let new = || node.pd.create_qp().send_cq(&node.cq).recv_cq(&node.cq);
+    for (passive, expected) in
+        [(new(), 0x68), (new().traffic_class(0x20), 0x20), (new().traffic_class(0), 0)]
+    {
+        let resolved = node.channel.resolve(listener.local_address()).unwrap();
+        let connecting = resolved.connect(active(), b"").unwrap();
+        let request = listener.incoming(LIMIT).unwrap();
+        let accepting = request.prepare(passive.build().unwrap()).unwrap();
+        let path = path_of(accepting.queue_pair());
+        let _accepted = accepting.accept(b"").unwrap();
+        let replied = connecting.wait(LIMIT).unwrap();
+        check(expected, [path, path_of(replied.queue_pair())]);
+    }
 }
 
 #[test]
@@ -99,17 +124,8 @@ fn a_request_contains_the_traffic_class_and_the_timeout_of_its_queue_pair() {
     assert_eq!((route.traffic_class, route.ack_timeout), (0x68, timeout));
 
     // The passive end uses the traffic class of the request unless it has its own. It keeps its timeout.
-    let listener = node.listen();
-    for (passive, expected) in
-        [(new(), 0x68), (new().traffic_class(0x20), 0x20), (new().traffic_class(0), 0)]
-    {
-        let resolved = node.channel.resolve(listener.local_address()).unwrap();
-        let connecting = resolved.connect(active(), b"").unwrap();
-        let request = listener.incoming(LIMIT).unwrap();
-        let accepting = request.prepare(passive.build().unwrap()).unwrap();
-        assert_eq!(path_of(accepting.queue_pair()), (expected, AckTimeout::default()));
-        let _accepted = accepting.accept(b"").unwrap();
-        let replied = connecting.wait(LIMIT).unwrap();
-        assert_eq!(path_of(replied.queue_pair()), (0x68, timeout));
-    }
+    connect_traffic_classes(&node, active, |expected, [passive, active]| {
+        assert_eq!(passive, (expected, AckTimeout::default()));
+        assert_eq!(active, (0x68, timeout));
+    });
 }

@@ -148,11 +148,9 @@ impl World {
             tokio::select! {
                 client = listener.incoming() => {
                     let client = client.map_err(failed)?;
-                    match self.ranks.peer_of(client.user_bytes(), challenge) {
-                        Some((peer, answer)) if peer == rank => {
-                            return client.accept(&answer).map_err(|_| Failure::Lost(rank));
-                        }
-                        _ => client.reject("this rank waits for another rank of its group"),
+                    match self.ranks.admit_only(rank, client.user_bytes(), challenge) {
+                        Ok(answer) => return client.accept(&answer).map_err(|_| Failure::Lost(rank)),
+                        Err(why) => client.reject(why),
                     }
                 }
                 message = peer.messages.receive() => match message {

@@ -206,6 +206,20 @@ impl Ranks {
         }
     }
 
+    /// Returns the answer to a client of a listener for one rank alone, whose challenge this is. Fails with the reason for
+    /// any other client.
+    pub(crate) fn admit_only(
+        &self,
+        rank: usize,
+        greeting: &[u8],
+        challenge: Nonce,
+    ) -> Result<Tag, &'static str> {
+        match self.peer_of(greeting, challenge) {
+            Some((peer, answer)) if peer == rank => Ok(answer),
+            _ => Err("this rank waits for another rank of its group"),
+        }
+    }
+
     /// Fails if another rank has closed the group, or the limit has passed.
     pub(crate) fn check(&mut self, awaited: usize, until: Instant) -> Result<(), Failure> {
         match self.star.check() {

@@ -365,19 +365,12 @@ impl<P: Near> SendSide<P> {
             self.peer_has_ended(own, aftermath);
         }
         let more = self.execute_mapped(own, aftermath);
-        if let Some(mut wire) = self.wire.take() {
-            let idle = match &wire.protocol {
-                Protocol::Reliable(protocol) => !protocol.has_packets(self.admitted(&wire)),
-                Protocol::Unreliable(_) => false,
-            };
-            if idle {
+        if !self.has_packets() {
+            if let Some(wire) = &mut self.wire {
                 // The deadline may have changed together with the queue pair's attributes.
                 wire.arm(own);
             }
-            self.wire = Some(wire);
-            if idle {
-                return more;
-            }
+            return more;
         }
         let now = wire::time(own.adapter.fabric.clock.now());
         let sent = self.with_wire(own, aftermath, |protocol, way, queue| {
