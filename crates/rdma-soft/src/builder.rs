@@ -506,12 +506,13 @@ impl Builder {
             device.identity.add(listening.addresses());
             device.adapter.mtu = listening.mtu().unwrap_or(device.mtu);
         }
+        // A thread that learns that the name is taken must find the device in the list.
+        abi::register();
         let device = INSTALLED.add(device)?;
         #[cfg(not(loom))]
         if let Some(listening) = listening {
             listening.begin(device, self.loss);
         }
-        abi::register();
         Ok(SoftDevice::of(device))
     }
 }
