@@ -10,6 +10,8 @@ use std::mem::MaybeUninit;
 use std::process::Command;
 use std::ptr;
 
+pub mod traced;
+
 /// The exit status of a process that was not allowed to install the filter.
 const NO_FILTER: c_int = 254;
 

@@ -407,7 +407,7 @@ impl Driver {
         if driving.is_empty() {
             return Look { enough: false, ..look };
         }
-        look.enough = driving.count_look();
+        look.enough = driving.count_look(|| self.subnet.clock.now());
         let mut is_busy = false;
         // Takes one message from each socket, because small messages arrive one at a time.
         look.found = driving.look(|| {

@@ -1,6 +1,7 @@
 //! Connections to a second process, which is another instance of this program.
 #![allow(clippy::cast_possible_truncation)] // Small numbers, and the device is 64-bit only.
 
+mod calls;
 pub(crate) mod ends;
 pub(crate) mod near;
 pub(crate) mod peer;

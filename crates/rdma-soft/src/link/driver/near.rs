@@ -1,10 +1,13 @@
 //! The sockets at which polls look first.
 
+use std::mem;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use rustix::event::epoll;
 
 use super::{SocketEvent, Watched};
+use crate::fabric::clock::Time;
 
 /// The maximum number of recently active sockets. Each peer process accounts for two: its messages arrive on one, and
 /// it reports on the other what it has executed.
@@ -16,6 +19,8 @@ const FEW: usize = 8;
 /// One look in this many covers all sockets. The looks in between cover only the sockets where something arrived
 /// recently.
 const FULL_LOOK_INTERVAL: u32 = 128;
+/// While messages arrive, the time after which a look covers all sockets again.
+const FULL_LOOK_PERIOD: Duration = Duration::from_micros(100);
 /// The number of looks after which a socket where nothing has arrived is no longer recently active.
 const QUIET: u32 = 256 * FULL_LOOK_INTERVAL;
 
@@ -25,6 +30,10 @@ pub(super) struct Driving {
     near: Vec<Near>,
     /// The number of looks so far.
     looks: u32,
+    /// Whether anything has arrived during the last [`FULL_LOOK_INTERVAL`] looks.
+    has_traffic: bool,
+    /// The time of the last look that covered all sockets although messages were arriving.
+    last_full: Time,
     /// Whether these sockets are [polled](Watched::start_polling), because polls or the thread look at them.
     pub(super) polled: bool,
 }
@@ -40,7 +49,13 @@ struct Near {
 
 impl Driving {
     pub(super) fn new() -> Self {
-        Self { near: Vec::with_capacity(NEAR), looks: 0, polled: false }
+        Self {
+            near: Vec::with_capacity(NEAR),
+            looks: 0,
+            has_traffic: false,
+            last_full: Time::from_nanoseconds(0),
+            polled: false,
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -96,10 +111,21 @@ impl Driving {
         self.near.len() > FEW && self.remove_quietest(is_quiet)
     }
 
-    /// Counts a look. Returns false if it must cover all sockets.
-    pub(super) fn count_look(&mut self) -> bool {
+    /// Counts a look. Returns false if it must cover all sockets, which takes a system call.
+    pub(super) fn count_look(&mut self, now: impl FnOnce() -> Time) -> bool {
         self.looks = self.looks.wrapping_add(1);
-        !self.looks.is_multiple_of(FULL_LOOK_INTERVAL)
+        if !self.looks.is_multiple_of(FULL_LOOK_INTERVAL) {
+            return true;
+        }
+        if !mem::take(&mut self.has_traffic) {
+            return false;
+        }
+        let now = now();
+        let is_early = now.since(self.last_full) < FULL_LOOK_PERIOD;
+        if !is_early {
+            self.last_full = now;
+        }
+        is_early
     }
 
     /// Takes one message from each socket that has one. Calls `begin` before the first. Returns true if there was any.
@@ -117,6 +143,7 @@ impl Driving {
                 (near.last, found) = (looks, true);
             }
         }
+        self.has_traffic |= found;
         found
     }
 
@@ -241,6 +268,28 @@ mod tests {
         assert!(!sockets.iter().any(|socket| socket.has_arrived()));
         assert!(!driving.look(|| begun += 1));
         assert_eq!(begun, 1);
+    }
+
+    /// Returns true if one of the next looks covers all sockets, at this time after the start.
+    fn covers_all(driving: &mut Driving, microseconds: u64) -> bool {
+        let now = || Time::from_nanoseconds(1_000_000 + 1000 * microseconds);
+        (0..FULL_LOOK_INTERVAL).any(|_| !driving.count_look(now))
+    }
+
+    #[test]
+    fn few_looks_take_a_system_call_while_messages_arrive() {
+        let mut driving = driving();
+        let socket = add(&mut driving, false, 0);
+        let after_a_message = |driving: &mut Driving, microseconds| {
+            socket.message.store(true, Ordering::Relaxed);
+            assert!(driving.look(|| {}));
+            covers_all(driving, microseconds)
+        };
+        let times = [0, 50, 99, 100, 150, 200];
+        let found = times.map(|time| after_a_message(&mut driving, time));
+        assert_eq!(found, [true, false, false, true, false, true]);
+        assert_eq!([201, 202].map(|time| covers_all(&mut driving, time)), [true; 2]);
+        assert!(!after_a_message(&mut driving, 203));
     }
 
     /// A message that has arrived at the socket that gives way is handled.

@@ -66,7 +66,7 @@ pub(crate) struct Pair {
 
 impl Pair {
     /// Connects on a device with this name, which both processes share.
-    fn new(name: &str, knobs: &Knobs) -> Self {
+    pub(crate) fn new(name: &str, knobs: &Knobs) -> Self {
         Self::of_memory(name, knobs, ALL_ACCESS, LENGTH)
     }
 
@@ -95,7 +95,7 @@ impl Pair {
     }
 
     /// Writes the same bytes until a grant has arrived.
-    fn use_grant(&self) {
+    pub(crate) fn use_grant(&self) {
         let before = self.mapped_requests();
         until("a request without packets", || {
             self.request(Opcode::IBV_WR_RDMA_WRITE, 8);
