@@ -105,6 +105,12 @@ pub(crate) struct Fault<'a> {
 }
 
 impl Fault<'_> {
+    /// Returns true if the fault concerns two processes, which the simulator does not have. The tests
+    /// of the link must find such a fault.
+    fn is_of_link(&self) -> bool {
+        ["mapped-", "ring-"].iter().any(|prefix| self.name.starts_with(prefix))
+    }
+
     /// Returns the option of the simulator that runs workloads which may find the fault.
     fn option(&self) -> &'static str {
         let layers = ["crates/rdma-message/", "crates/rdma-connect/", "crates/rdma-async/"];
@@ -141,7 +147,7 @@ struct Copy {
 struct Found {
     build: Duration,
     search: Duration,
-    /// The lines that the simulator printed.
+    /// The lines that the simulator printed, or one that names a test.
     lines: Vec<String>,
 }
 
@@ -159,7 +165,10 @@ fn planted(name: Option<&str>, seed: &str) -> Result<bool> {
     for fault in &faults {
         copy.restore(&tree)?;
         println!("{}: {}", fault.name, fault.text.lines().next().unwrap_or_default());
-        let found = copy.plant(fault).and_then(|()| copy.search(fault.option(), seed));
+        let found = copy.plant(fault).and_then(|()| match fault.is_of_link() {
+            true => copy.test_link(),
+            false => copy.search(fault.option(), seed),
+        });
         match &found {
             Ok(found) => println!("{}\n", found.lines.join("\n")),
             Err(why) => println!("not found: {why:#}\n"),
@@ -202,6 +211,39 @@ impl Copy {
         let status = git_apply(&self.folder)?.arg(fault.path).status().context("starting git")?;
         ensure!(status.success(), "the patch does not apply");
         Ok(())
+    }
+
+    /// Builds the tests of the link between processes, and runs them until one fails.
+    fn test_link(&self) -> Result<Found> {
+        let tests = |more: &[&str]| {
+            let mut tests = cargo(&self.folder);
+            tests.args(["test", "--quiet", "-p", "rdma-soft", "--test", "behaviour"]).args(more);
+            tests.args(["--target-dir"]).arg(&self.target).env("CARGO_INCREMENTAL", "1");
+            tests
+        };
+        let start = Instant::now();
+        let status = tests(&["--no-run"]).status().context("starting cargo")?;
+        ensure!(status.success(), "it does not build");
+        let build = start.elapsed();
+        let start = Instant::now();
+        let mut search = Command::new("timeout");
+        search.args(["--kill-after=10", &LIMIT.as_secs().to_string()]);
+        let tests = tests(&[]);
+        search.current_dir(&self.folder).arg(tests.get_program()).args(tests.get_args());
+        // The same as above, so that nothing is built again.
+        search.env("CARGO_INCREMENTAL", "1");
+        search.args(["--", "local_link", "two_processes"]).stderr(Stdio::null());
+        let output = search.output().context("starting the tests")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let failed = text.lines().find_map(|line| line.strip_prefix("---- "));
+        let Some(test) = failed.and_then(|line| line.strip_suffix(" stdout ----")) else {
+            bail!("the tests ended with {}", output.status);
+        };
+        Ok(Found {
+            build,
+            search: start.elapsed(),
+            lines: vec![format!("found after a run: {test}")],
+        })
     }
 
     /// Builds the simulator and lets it search for the fault.

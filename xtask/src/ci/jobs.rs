@@ -152,9 +152,9 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "sim-planted",
-        about: "planted faults that the simulator misses, each in a separate copy of the tree",
+        about: "planted faults that the simulator or the tests of the link miss, each in a separate copy of the tree",
         tier: Tier::Full,
-        minutes: 10.0,
+        minutes: 14.0,
         needs: &[],
         steps: &[run("cargo xtask sim --planted")],
     },

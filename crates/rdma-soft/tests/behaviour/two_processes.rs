@@ -3,6 +3,7 @@
 
 mod calls;
 pub(crate) mod ends;
+mod halted;
 pub(crate) mod near;
 pub(crate) mod peer;
 pub(crate) mod process;

@@ -1,9 +1,13 @@
 //! Mapped memory whose permissions a test can choose.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // Like the rig.
 
+use std::ffi::c_int;
 use std::os::fd::OwnedFd;
+use std::ptr;
+use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
+use rustix::param::page_size;
 
 /// Anonymous memory or a mapped file. It is unmapped when dropped.
 pub struct Mapping {
@@ -87,5 +91,33 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         unsafe { munmap(self.start.cast(), self.length) }.unwrap();
+    }
+}
+
+/// The page of [`signal_at_access`].
+static PAGE: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+/// The signal of [`signal_at_access`].
+static SIGNAL: AtomicI32 = AtomicI32::new(0);
+
+/// Makes a page inaccessible. The thread that accesses it first gets the signal. If the process survives that, the page is
+/// accessible again, and the thread continues. A process can do this with one page at a time.
+pub fn signal_at_access(page: *mut u8, signal: c_int) {
+    PAGE.store(page, Ordering::Relaxed);
+    SIGNAL.store(signal, Ordering::Relaxed);
+    let handler: extern "C" fn(c_int) = at_access;
+    assert_ne!(
+        unsafe { libc::signal(libc::SIGSEGV, handler as libc::sighandler_t) },
+        libc::SIG_ERR
+    );
+    unsafe { mprotect(page.cast(), page_size(), MprotectFlags::empty()) }.unwrap();
+}
+
+extern "C" fn at_access(_: c_int) {
+    unsafe { libc::raise(SIGNAL.load(Ordering::Relaxed)) };
+    let page = PAGE.swap(ptr::null_mut(), Ordering::Relaxed);
+    let permissions = MprotectFlags::READ | MprotectFlags::WRITE;
+    // Another access violation must not repeat without a limit.
+    if page.is_null() || unsafe { mprotect(page.cast(), page_size(), permissions) }.is_err() {
+        std::process::abort();
     }
 }

@@ -27,6 +27,7 @@ use test_support::rig::{ALL_ACCESS, Mr, Size, imm_of, until};
 use test_support::system_calls;
 
 use crate::local_link::mapped;
+use crate::two_processes::halted;
 use crate::two_processes::near::{self, PATIENT};
 use crate::two_processes::process::{allow, files, memory_in_use, processor_time, work};
 
@@ -319,6 +320,10 @@ impl Peer {
 
     pub(crate) fn stop(&self) {
         self.signal(Signal::STOP);
+        self.wait_until_stopped();
+    }
+
+    pub(crate) fn wait_until_stopped(&self) {
         let status = format!("/proc/{}/stat", self.child.id());
         until("stopped", || std::fs::read_to_string(&status).unwrap().contains(") T "));
     }
@@ -437,6 +442,7 @@ impl World {
                 self.with_side("completion", words);
                 self.side = None;
             }
+            "copy" => return halted::copy(self.device, &self.side.as_ref().unwrap().1, words),
             "completion_and_end" | "send_and_end" | "write_and_end" => self.end(command, words[0]),
             "ready" => {
                 self.with_side("receive", &[]);
