@@ -376,7 +376,7 @@ impl Group {
         });
         let combine = combine.as_ref().map(|combine| combine as &Combine<'_, T>);
         let run = self.members.start(plan, buffer, combine);
-        world.execute(&self.members.ranks, run).await
+        world.execute(run).await
     }
 }
 

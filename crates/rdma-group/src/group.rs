@@ -491,7 +491,7 @@ impl Group {
     ) -> Result<(), Error> {
         let mut world = self.world.enter()?;
         let run = self.members.start(plan, buffer, combine);
-        world.execute(&self.members.ranks, run)
+        world.execute(run)
     }
 }
 

@@ -11,13 +11,16 @@ use crate::reduction::{Combine, Side};
 use crate::schedule::{Action, Schedule, Transfer};
 use crate::world::lane::{Form, PIECE_BYTES};
 
+/// The length of the header of a message: its call, and the length of its whole block in bytes.
+pub(crate) const HEADER_BYTES: usize = Call::BYTES + size_of::<u64>();
+
 /// The maximum number of data bytes of a message, and of its bytes with the header. Longer pieces are
 /// [written](crate::world::lane) to the peer.
 const DATA_BYTES: usize = 32 << 10;
-pub(crate) const MESSAGE_BYTES: usize = Call::BYTES + DATA_BYTES;
+pub(crate) const MESSAGE_BYTES: usize = HEADER_BYTES + DATA_BYTES;
 
 /// Transfers of at most this length in bytes are sent in messages, and longer ones in long pieces.
-pub(crate) const SHORT_BYTES: usize = 2 * DATA_BYTES;
+const SHORT_BYTES: usize = 2 * DATA_BYTES;
 
 /// The next step of a collective.
 #[derive(Debug)]
@@ -34,10 +37,8 @@ pub(crate) enum Next {
 pub(crate) enum Mismatch {
     /// The peer's message is from this call.
     Call(Call),
-    /// The message has that many bytes of data; these are too few or too many.
+    /// The peer sends a block of that many bytes; these are too few or too many.
     Length { found: usize, expected: usize },
-    /// The peer writes that many bytes, but this call receives only short blocks from it.
-    Long { found: usize },
 }
 
 /// A collective in progress.
@@ -71,14 +72,9 @@ impl<'a, T: Pod> Run<'a, T> {
         Self { call, schedule, buffer, combine, round: 0, piece: 0, done: 0, scratch: Vec::new() }
     }
 
-    /// Returns the part of the transfer's range in the current piece. A transfer has at least one piece.
+    /// Returns the part of the transfer's range in the current piece.
     fn part(&self, transfer: &Transfer) -> Option<Range<usize>> {
-        let bytes = if is_long::<T>(transfer) { PIECE_BYTES } else { DATA_BYTES };
-        let elements = (bytes / size_of::<T>().max(1)).max(1);
-        let range = &transfer.range;
-        let start = range.start + self.piece * elements;
-        let is_part = self.piece == 0 || start < range.end;
-        is_part.then(|| start..(start + elements).min(range.end))
+        part_of::<T>(transfer, self.piece)
     }
 
     /// Returns the next step, and takes it as done if it is a send.
@@ -120,58 +116,90 @@ impl<'a, T: Pod> Run<'a, T> {
         self.bytes(part).len() > DATA_BYTES
     }
 
+    /// Returns the header of a message for the block that this rank sends.
+    fn header(&self, form: Form) -> [u8; HEADER_BYTES] {
+        let round = self.schedule.get(self.round);
+        let transfer = round.and_then(|round| round.get(self.done.checked_sub(1)?));
+        let block = transfer.map_or(0, |transfer| block_bytes::<T>(transfer) as u64);
+        let mut header = [0; HEADER_BYTES];
+        let (call, length) = header.split_at_mut(Call::BYTES);
+        call.copy_from_slice(&self.call.to_bytes());
+        call[Call::FORM_BYTE] = form as u8;
+        length.copy_from_slice(&block.to_le_bytes());
+        header
+    }
+
     /// Returns the message for a part. If the part is too long for a message, the message announces that the part was
     /// written to the peer.
     pub(crate) fn message(&mut self, part: &Range<usize>) -> &[u8] {
-        let mut header = self.call.to_bytes();
-        let data: &[u8] = bytemuck::cast_slice(&self.buffer.as_slice()[part.clone()]);
+        let is_written = self.is_written(part);
+        let header = self.header(if is_written { Form::Long } else { Form::Short });
         self.scratch.clear();
-        if data.len() > DATA_BYTES {
-            header[Call::FORM_BYTE] = Form::Long as u8;
-            self.scratch.extend_from_slice(&header);
-            self.scratch.extend_from_slice(&(data.len() as u64).to_le_bytes());
-        } else {
-            self.scratch.extend_from_slice(&header);
-            self.scratch.extend_from_slice(data);
+        self.scratch.extend_from_slice(&header);
+        if !is_written {
+            let data = &self.buffer.as_slice()[part.clone()];
+            self.scratch.extend_from_slice(bytemuck::cast_slice(data));
         }
         &self.scratch
     }
 
-    /// Returns the message that is sent before a peer has a landing for long pieces, with the length of the first one.
-    pub(crate) fn question(&self, length: usize) -> Vec<u8> {
-        let mut header = self.call.to_bytes();
-        header[Call::FORM_BYTE] = Form::Asked as u8;
-        [&header[..], &(length as u64).to_le_bytes()].concat()
+    /// Returns the message that is sent before a peer has a landing for long pieces.
+    pub(crate) fn question(&self) -> [u8; HEADER_BYTES] {
+        self.header(Form::Asked)
     }
 
-    /// Fails if the peer waits for a landing that this call does not open. `is_open` states whether one is open.
-    pub(crate) fn check_question(message: &[u8], is_open: bool) -> Result<(), Mismatch> {
-        match Call::split(message) {
-            Some((_, length)) if Form::of(message) == Form::Asked && !is_open => {
-                Err(Mismatch::Long { found: length_in(length) })
-            }
+    /// Checks a message of a peer that is received before its turn, and after that many other messages with data.
+    pub(crate) fn check_early(
+        &self,
+        peer: usize,
+        earlier: usize,
+        message: &[u8],
+    ) -> Result<(), Mismatch> {
+        let found = self.check_call(message)?.0;
+        match self.blocks_from(peer).nth(earlier) {
+            Some(expected) if found != expected => Err(Mismatch::Length { found, expected }),
             _ => Ok(()),
         }
     }
 
-    /// Checks the call of a message that is received later.
-    pub(crate) fn check_call(&self, message: &[u8]) -> Result<(), Mismatch> {
-        let short = Mismatch::Length { found: message.len(), expected: Call::BYTES };
-        let (call, _) = Call::split(message).ok_or(short)?;
-        if call == self.call { Ok(()) } else { Err(Mismatch::Call(call)) }
-    }
-
-    /// Fails if the sender of this message makes another call in place of this one. A message of a later call is valid.
-    pub(crate) fn check_place(&self, message: &[u8]) -> Result<(), Mismatch> {
+    /// Like [`check_early`](Self::check_early), for the next message of a peer. A message of a later call is valid.
+    pub(crate) fn check_next(&self, peer: usize, message: &[u8]) -> Result<(), Mismatch> {
         let Call { group, generation, .. } = self.call;
         match Call::split(message) {
-            Some((call, _))
-                if call != self.call && call.group == group && call.generation <= generation =>
-            {
-                Err(Mismatch::Call(call))
-            }
-            _ => Ok(()),
+            Some((call, _)) if call.group != group || call.generation > generation => Ok(()),
+            _ => self.check_early(peer, 0, message),
         }
+    }
+
+    /// Returns the length of the block that a message states, and the data of the message, if it is of this call.
+    fn check_call<'m>(&self, message: &'m [u8]) -> Result<(usize, &'m [u8]), Mismatch> {
+        let short = || Mismatch::Length { found: message.len(), expected: HEADER_BYTES };
+        let (call, rest) = Call::split(message).ok_or_else(short)?;
+        if call != self.call {
+            return Err(Mismatch::Call(call));
+        }
+        let (block, data) = rest.split_first_chunk().ok_or_else(short)?;
+        Ok((usize::try_from(u64::from_le_bytes(*block)).unwrap_or(usize::MAX), data))
+    }
+
+    /// Returns the length of the block of each piece that this rank still receives from a peer, in bytes.
+    fn blocks_from(&self, peer: usize) -> impl Iterator<Item = usize> {
+        let rounds = self.schedule.iter().enumerate().skip(self.round);
+        rounds.flat_map(move |(at, round)| {
+            let is_current = at == self.round;
+            let first = if is_current { self.piece } else { 0 };
+            let passed = if is_current { self.done.saturating_sub(round.len()) } else { 0 };
+            let has = |transfer: &Transfer, piece| part_of::<T>(transfer, piece).is_some();
+            let pieces = (first..).take_while(move |piece| round.iter().any(|it| has(it, *piece)));
+            pieces.flat_map(move |piece| {
+                let rest = round.iter().skip(if piece == first { passed } else { 0 });
+                let awaited = move |transfer: &&Transfer| {
+                    let is_received = transfer.action != Action::Send && transfer.peer == peer;
+                    is_received && has(transfer, piece)
+                };
+                rest.filter(awaited).map(block_bytes::<T>)
+            })
+        })
     }
 
     /// Lends the memory of a part if it is registered in this domain, with the range of the part in bytes.
@@ -198,20 +226,20 @@ impl<'a, T: Pod> Run<'a, T> {
         let Some(round) = self.schedule.get(self.round) else { return Ok(()) };
         let transfer = &round[self.done % round.len()];
         let Some(part) = self.part(transfer) else { return Ok(()) };
-        let expected = part.len() * size_of::<T>();
-        let (call, data) = Call::split(message)
-            .ok_or(Mismatch::Length { found: message.len(), expected: expected + Call::BYTES })?;
-        if call != self.call {
-            return Err(Mismatch::Call(call));
+        let (found, data) = self.check_call(message)?;
+        let expected = block_bytes::<T>(transfer);
+        if found != expected {
+            return Err(Mismatch::Length { found, expected });
         }
-        if Form::of(message) == Form::Asked {
+        let form = Form::of(message);
+        if form == Form::Asked {
             // The message with the data follows.
             return Ok(());
         }
-        let is_written = Form::of(message) == Form::Long;
-        let found = if is_written { length_in(data) } else { data.len() };
-        if found != expected || is_written != (expected > DATA_BYTES) {
-            return Err(Mismatch::Length { found, expected });
+        let is_written = form == Form::Long;
+        let expected = if self.is_written(&part) { 0 } else { part.len() * size_of::<T>() };
+        if data.len() != expected || is_written != self.is_written(&part) {
+            return Err(Mismatch::Length { found: data.len(), expected });
         }
         let side = match transfer.action {
             Action::ReduceFromLower => Some(Side::Lower),
@@ -256,15 +284,24 @@ impl<'a, T: Pod> Run<'a, T> {
     }
 }
 
-/// Returns the length that the data of a message states.
-fn length_in(data: &[u8]) -> usize {
-    let length = data.first_chunk().map(|length| usize::try_from(u64::from_le_bytes(*length)));
-    length.and_then(Result::ok).unwrap_or(usize::MAX)
+/// Returns the part of a transfer's range in a piece. A transfer has at least one piece.
+fn part_of<T>(transfer: &Transfer, piece: usize) -> Option<Range<usize>> {
+    let bytes = if is_long::<T>(transfer) { PIECE_BYTES } else { DATA_BYTES };
+    let elements = (bytes / size_of::<T>().max(1)).max(1);
+    let range = &transfer.range;
+    let start = range.start + piece * elements;
+    let is_part = piece == 0 || start < range.end;
+    is_part.then(|| start..(start + elements).min(range.end))
+}
+
+/// Returns the length of the block of a transfer in bytes.
+const fn block_bytes<T>(transfer: &Transfer) -> usize {
+    (transfer.range.end - transfer.range.start) * size_of::<T>()
 }
 
 /// Returns true if a transfer is sent in long pieces.
 pub(crate) const fn is_long<T>(transfer: &Transfer) -> bool {
-    (transfer.range.end - transfer.range.start) * size_of::<T>() > SHORT_BYTES
+    block_bytes::<T>(transfer) > SHORT_BYTES
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ pub(crate) mod shared;
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpStream};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::mpsc;
 use std::thread;
@@ -71,13 +71,9 @@ impl World {
         Ok(Self { ranks, pd, pool, options, connections })
     }
 
-    /// Runs a collective of these ranks. Closes the group if it fails.
-    pub(crate) fn execute<T: Pod>(
-        &mut self,
-        members: &[usize],
-        run: Run<'_, T>,
-    ) -> Result<(), Error> {
-        self.call(|world, connections| world.proceed(connections, members, run))
+    /// Runs a collective. Closes the group if it fails.
+    pub(crate) fn execute<T: Pod>(&mut self, run: Run<'_, T>) -> Result<(), Error> {
+        self.call(|world, connections| world.proceed(connections, run))
     }
 
     /// Makes a call. Closes the group if it fails.
@@ -165,45 +161,61 @@ impl World {
     fn proceed<T: Pod>(
         &mut self,
         connections: &mut Connections,
-        members: &[usize],
         mut run: Run<'_, T>,
     ) -> Result<(), Failure> {
         let until = after(self.ranks.limit);
-        let in_world = |rank: usize| members.get(rank).copied().unwrap_or(rank);
-        let all: BTreeSet<_> = run.peers().map(in_world).collect();
+        let all = self.prepare(connections, &run, until)?;
+        while self.step(connections, &all, &mut run, until)?.is_continue() {}
+        self.flush(&connections.peers, &all, until);
+        Ok(())
+    }
+
+    /// Connects to the peers of a run, and opens landings for long blocks. Returns the peers.
+    fn prepare<T: Pod>(
+        &mut self,
+        connections: &mut Connections,
+        run: &Run<'_, T>,
+        until: Instant,
+    ) -> Result<BTreeSet<usize>, Failure> {
+        let all: BTreeSet<_> = run.peers().collect();
         self.connect(connections, &all, until)?;
-        let Connections { peers, staged, .. } = connections;
-        let writers: BTreeSet<_> = run.writers().map(in_world).collect();
+        let writers: BTreeSet<_> = run.writers().collect();
         for rank in writers {
-            self.open(rank, at(peers, rank)?, until)?;
+            self.open(rank, at(&mut connections.peers, rank)?, until)?;
         }
-        loop {
-            match run.next() {
-                Next::Done => {
-                    self.flush(peers, &all, until);
-                    return Ok(());
+        Ok(all)
+    }
+
+    /// Sends or receives a message of a run with these peers, unless the run is done.
+    fn step<T: Pod>(
+        &mut self,
+        connections: &mut Connections,
+        all: &BTreeSet<usize>,
+        run: &mut Run<'_, T>,
+        until: Instant,
+    ) -> Result<ControlFlow<()>, Failure> {
+        let Connections { peers, staged, .. } = connections;
+        match run.next() {
+            Next::Done => return Ok(ControlFlow::Break(())),
+            Next::Send(rank, part) => {
+                let peer = at(peers, rank)?;
+                if run.is_written(&part) {
+                    self.write(rank, peer, (run, &part), staged, until)?;
                 }
-                Next::Send(rank, part) => {
-                    let rank = in_world(rank);
-                    let peer = at(peers, rank)?;
-                    if run.is_written(&part) {
-                        self.write(rank, peer, (&mut run, &part), staged, until)?;
-                    }
-                    self.send(rank, &peer.messages, run.message(&part), until)?;
-                    if Instant::now() >= until {
-                        return Err(self.ranks.late(rank));
-                    }
+                self.send(rank, &peer.messages, run.message(&part), until)?;
+                if Instant::now() >= until {
+                    return Err(self.ranks.late(rank));
                 }
-                Next::Receive(rank) => {
-                    let rank = in_world(rank);
-                    let message = self.receive_for(rank, (peers, &all), &run, until)?;
-                    let peer = at(peers, rank)?;
-                    if let Some(grant) = peer.pass(rank, &message, &mut run, &self.ranks)? {
-                        self.send(rank, &peer.messages, &grant, until)?;
-                    }
+            }
+            Next::Receive(rank) => {
+                let message = self.receive_for(rank, (peers, all), run, until)?;
+                let peer = at(peers, rank)?;
+                if let Some(grant) = peer.pass(rank, &message, run, &self.ranks)? {
+                    self.send(rank, &peer.messages, &grant, until)?;
                 }
             }
         }
+        Ok(ControlFlow::Continue(()))
     }
 
     /// Opens the landing for a peer, unless it is open.
@@ -231,7 +243,7 @@ impl World {
                 Some(target) => break target,
                 None => {
                     if peer.lane.asks() {
-                        self.send(rank, &peer.messages, &run.question(length), until)?;
+                        self.send(rank, &peer.messages, &run.question(), until)?;
                     }
                     let message = self.next_message(rank, peer, until)?;
                     peer.keep(rank, message, run, &self.ranks)?;

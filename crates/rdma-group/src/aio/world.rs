@@ -91,15 +91,11 @@ impl World {
         Ok((connections, Calling { world: self, is_over: false }))
     }
 
-    /// Runs a collective of these ranks. Closes the group if it fails, or the future is dropped.
-    pub(super) async fn execute<T: Pod>(
-        &mut self,
-        members: &[usize],
-        run: Run<'_, T>,
-    ) -> Result<(), Error> {
+    /// Runs a collective. Closes the group if it fails, or the future is dropped.
+    pub(super) async fn execute<T: Pod>(&mut self, run: Run<'_, T>) -> Result<(), Error> {
         // If the future is dropped, the connections end after the report.
         let (mut connections, call) = self.begin()?;
-        let result = call.world.proceed(&mut connections, members, run).await;
+        let result = call.world.proceed(&mut connections, run).await;
         call.end(connections, result).await
     }
 
@@ -175,15 +171,13 @@ impl World {
     async fn proceed<T: Pod>(
         &mut self,
         connections: &mut Connections,
-        members: &[usize],
         mut run: Run<'_, T>,
     ) -> Result<(), Failure> {
         let until = after(self.ranks.limit);
-        let in_world = |rank: usize| members.get(rank).copied().unwrap_or(rank);
-        let all: BTreeSet<_> = run.peers().map(in_world).collect();
+        let all: BTreeSet<_> = run.peers().collect();
         self.connect(connections, &all, until).await?;
         let Connections { peers, staged, .. } = connections;
-        let writers: BTreeSet<_> = run.writers().map(in_world).collect();
+        let writers: BTreeSet<_> = run.writers().collect();
         for rank in writers {
             self.open(rank, at(peers, rank)?, until).await?;
         }
@@ -191,7 +185,6 @@ impl World {
             match run.next() {
                 Next::Done => break,
                 Next::Send(rank, part) => {
-                    let rank = in_world(rank);
                     let peer = at(peers, rank)?;
                     if run.is_written(&part) {
                         self.write(rank, peer, (&mut run, &part), staged, until).await?;
@@ -202,7 +195,6 @@ impl World {
                     }
                 }
                 Next::Receive(rank) => {
-                    let rank = in_world(rank);
                     let message = self.receive_for(rank, (peers, &all), &run, until).await?;
                     let peer = at(peers, rank)?;
                     if let Some(grant) = peer.pass(rank, &message, &mut run, &self.ranks)? {
@@ -334,7 +326,7 @@ impl World {
                 Some(target) => break target,
                 None => {
                     if peer.lane.asks() {
-                        self.send(rank, &peer.messages, &run.question(length), until).await?;
+                        self.send(rank, &peer.messages, &run.question(), until).await?;
                     }
                     let message = self.next_message(rank, peer, until).await?;
                     peer.keep(rank, message, run, &self.ranks)?;

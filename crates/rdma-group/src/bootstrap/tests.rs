@@ -335,7 +335,7 @@ fn attack(master: SocketAddr, joined: &AtomicBool, attacks: &AtomicUsize, seed: 
             0 => Ok(()),
             1 => stranger.write_all(&garbage),
             // Half of a frame.
-            2 => stranger.write_all(&[b"RDMG\x02\0\x02\0\xff\0\0\0", &*garbage].concat()),
+            2 => stranger.write_all(&[b"RDMG\x03\0\x02\0\xff\0\0\0", &*garbage].concat()),
             // A rank that does not know the nonce of rank 0.
             3 => {
                 let keys = Arc::new(Keys::new(b""));

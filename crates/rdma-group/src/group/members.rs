@@ -89,7 +89,7 @@ impl Members {
         Self { ranks: ranks.collect(), member, id, generation: 0 }
     }
 
-    /// Returns a run of a collective, which is the next call of the group.
+    /// Returns a run of a collective, which is the next call of the group. Its peers are ranks of the launcher's group.
     pub(crate) fn start<'a, T: Pod>(
         &mut self,
         plan: &Plan,
@@ -109,7 +109,10 @@ impl Members {
         };
         self.generation += 1;
         let len = buffer.as_slice().len();
-        let schedule = plan.collective.schedule(self.member, len, size_of::<T>());
+        let mut schedule = plan.collective.schedule(self.member, len, size_of::<T>());
+        for transfer in schedule.iter_mut().flatten() {
+            transfer.peer = self.ranks.get(transfer.peer).copied().unwrap_or(transfer.peer);
+        }
         Run::new(call, schedule, buffer, combine)
     }
 

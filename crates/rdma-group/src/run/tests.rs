@@ -391,13 +391,54 @@ fn a_message_of_another_call_or_length_is_refused() {
     let mut run = Run::new(NO_CALL, schedule(), Elements::Slice(&mut buffer), None);
     assert!(matches!(run.next(), Next::Receive(0)));
     let later = Call { generation: 1, ..NO_CALL };
-    let message = [&later.to_bytes()[..], &[7; 16]].concat();
-    assert_eq!(received(&mut run, &message), Err(Mismatch::Call(later)));
-    let short = [&NO_CALL.to_bytes()[..], &[7; 15]].concat();
-    assert_eq!(received(&mut run, &short), Err(Mismatch::Length { found: 15, expected: 16 }));
-    assert_eq!(received(&mut run, &[1]), Err(Mismatch::Length { found: 1, expected: 64 }));
-    received(&mut run, &[&NO_CALL.to_bytes()[..], &[7; 16]].concat()).unwrap();
+    let message = |call: Call, block: u64, data: usize| {
+        [&call.to_bytes()[..], &block.to_le_bytes(), &vec![7; data]].concat()
+    };
+    let length = |found, expected| Err(Mismatch::Length { found, expected });
+    assert_eq!(received(&mut run, &message(later, 16, 16)), Err(Mismatch::Call(later)));
+    assert_eq!(received(&mut run, &message(NO_CALL, 15, 15)), length(15, 16));
+    // The peer does not send what it has stated.
+    assert_eq!(received(&mut run, &message(NO_CALL, 16, 15)), length(15, 16));
+    assert_eq!(received(&mut run, &[1]), length(1, HEADER_BYTES));
+    received(&mut run, &message(NO_CALL, 16, 16)).unwrap();
     assert!(matches!(run.next(), Next::Done));
     drop(run);
     assert_eq!(buffer, [0x0707_0707_0707_0707; 2]);
+}
+
+/// Rank 0 of 3 sends to both others, and then receives two blocks of rank 1 and one of rank 2 in pieces.
+#[test]
+fn an_early_message_is_compared_with_the_block_in_its_turn() {
+    let transfer = |peer, range, action| Transfer { peer, range, action };
+    let (long, short) = (2 * SHORT_BYTES, 2 * DATA_BYTES);
+    let schedule = vec![
+        vec![
+            transfer(1, 0..8, Action::Send),
+            transfer(1, 0..short, Action::Receive),
+            transfer(2, 0..8, Action::Receive),
+            transfer(1, 0..long, Action::Receive),
+        ],
+        vec![transfer(1, 0..9, Action::Receive)],
+    ];
+    let mut buffer = vec![0_u8; long];
+    let mut run = Run::new(NO_CALL, schedule, Elements::Slice(&mut buffer), None);
+    let blocks = |run: &Run<'_, u8>, peer| run.blocks_from(peer).collect::<Vec<_>>();
+    let all = [short, long, short, 9];
+    assert_eq!((blocks(&run, 1), blocks(&run, 2)), (all.to_vec(), vec![8]));
+    assert!(matches!(run.next(), Next::Send(1, _)));
+    assert_eq!(blocks(&run, 1), all);
+    let message = |block: usize, data: usize| {
+        [&NO_CALL.to_bytes()[..], &(block as u64).to_le_bytes(), &vec![7; data]].concat()
+    };
+    for (peer, data) in [(1, DATA_BYTES), (2, 8)] {
+        assert!(matches!(run.next(), Next::Receive(next) if next == peer));
+        let message = message(blocks(&run, peer)[0], data);
+        received(&mut run, &message).unwrap();
+    }
+    assert_eq!((blocks(&run, 1), blocks(&run, 2)), (all[1..].to_vec(), vec![]));
+    let wrong = Err(Mismatch::Length { found: 9, expected: short });
+    assert_eq!(run.check_early(1, 1, &message(9, 0)), wrong);
+    assert_eq!(run.check_early(1, 2, &message(9, 0)), Ok(()));
+    let wrong = Err(Mismatch::Length { found: short, expected: long });
+    assert_eq!(run.check_next(1, &message(short, 0)), wrong);
 }

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use bytemuck::Pod;
 use rdma_mem::Buffer;
 
-use super::lane::{Grant, Lane};
+use super::lane::{Form, Grant, Lane};
 use super::ranks::{Failure, Ranks};
 use crate::run::Run;
 
@@ -53,8 +53,8 @@ impl<M, R: Deref<Target = [u8]>> Peer<M, R> {
         !self.early.is_empty()
     }
 
-    /// Checks the first message of this peer that has arrived while the run waits for another one. `message` is a new one.
-    /// Fails if the peer makes another call, because it may wait for the run.
+    /// Checks the next message of this peer, which has arrived while the run waits for another one. `message` is a new one.
+    /// Fails if it is of another call or has another length, because the peer may wait for the run.
     pub(crate) fn look_ahead<T: Pod>(
         &mut self,
         rank: usize,
@@ -64,7 +64,7 @@ impl<M, R: Deref<Target = [u8]>> Peer<M, R> {
     ) -> Result<(), Failure> {
         let message = message.filter(|message| !self.lane.process(message));
         self.early.extend(message);
-        let checked = self.early.front().map_or(Ok(()), |first| run.check_place(first));
+        let checked = self.early.front().map_or(Ok(()), |first| run.check_next(rank, first));
         checked.map_err(|it| ranks.mismatch(rank, run, it))
     }
 
@@ -80,9 +80,9 @@ impl<M, R: Deref<Target = [u8]>> Peer<M, R> {
         if self.lane.process(&message) {
             return Ok(());
         }
-        let checked = run.check_call(&message);
-        let checked =
-            checked.and_then(|()| Run::<T>::check_question(&message, self.lane.is_open()));
+        let has_data = |message: &&R| Form::of(message) != Form::Asked;
+        let earlier = self.early.iter().filter(has_data).count();
+        let checked = run.check_early(rank, earlier, &message);
         checked.map_err(|it| ranks.mismatch(rank, run, it))?;
         if self.early.len() >= MOST_EARLY {
             return Err(Failure::Lost(rank));
@@ -101,8 +101,6 @@ impl<M, R: Deref<Target = [u8]>> Peer<M, R> {
     ) -> Result<Option<Grant>, Failure> {
         let read = |offset, bytes: &mut [u8]| self.lane.read(offset, bytes);
         let received = run.received(message, read);
-        let received =
-            received.and_then(|()| Run::<T>::check_question(message, self.lane.is_open()));
         received.map_err(|it| ranks.mismatch(rank, run, it))?;
         Ok(self.lane.received(message))
     }

@@ -16,7 +16,7 @@ use crate::bootstrap::table::{Entry, Table};
 use crate::call::Call;
 use crate::environment::Settings;
 use crate::error::Error;
-use crate::run::{Mismatch, Run, SHORT_BYTES};
+use crate::run::{Mismatch, Run};
 
 /// The time between two checks for notices while a rank waits.
 pub(crate) const CHECK: Duration = Duration::from_millis(20);
@@ -271,10 +271,6 @@ impl Ranks {
             Mismatch::Call(theirs) => (theirs.to_string(), call.to_string()),
             Mismatch::Length { found, expected } => {
                 (format!("{call} with {found} bytes"), format!("it with {expected} bytes"))
-            }
-            Mismatch::Long { found } => {
-                let ours = format!("it with at most {SHORT_BYTES} bytes");
-                (format!("{call} with {found} bytes"), ours)
             }
         };
         Failure::Own(Error::Mismatch { rank, host: self.host(rank), theirs, ours })

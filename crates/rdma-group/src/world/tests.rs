@@ -20,7 +20,7 @@ use crate::call::{Call, Kind};
 use crate::collective::Collective;
 use crate::group::buffer::{Buffer, Memory as _};
 use crate::reduction::{Reduction, combine};
-use crate::run::is_long;
+use crate::run::{HEADER_BYTES, is_long};
 use crate::schedule::{Action, BarrierAlgorithm, Blocks, Member, Schedule, Transfer};
 
 /// The variable that selects the deaths: `all`, or by default three of each collective.
@@ -34,25 +34,51 @@ const PROCESS: &str = "RDMA_TEST_DEATHS_PROCESS";
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The number of `u64` in a message, and in a long piece.
-const PIECE: usize = (MESSAGE_BYTES - Call::BYTES) / 8;
+const PIECE: usize = (MESSAGE_BYTES - HEADER_BYTES) / 8;
 const LONG_PIECE: usize = PIECE_BYTES / 8;
 
-/// A rank that dies in a collective.
+/// A collective, the length of the buffer, and whether the buffer is registered.
 #[derive(Clone, Debug)]
-struct Death {
+struct Case {
     collective: Collective,
     len: usize,
-    /// Whether the memory of the ranks is registered.
     registered: bool,
-    rank: usize,
-    /// The number of its sends and receives before.
-    steps: usize,
-    /// Whether all ranks are connected before the collective.
-    connected: bool,
 }
 
-/// Returns each collective with each of its algorithms, a length of the buffer, and whether it is registered.
-fn collectives(size: usize) -> Vec<(Collective, usize, bool)> {
+impl Case {
+    fn schedule(&self, rank: usize, size: usize) -> Schedule {
+        self.collective.schedule(Member { rank, size }, self.len, 8)
+    }
+}
+
+const BARRIER: Case = Case {
+    collective: Collective::Barrier(BarrierAlgorithm::Dissemination),
+    len: 0,
+    registered: false,
+};
+
+/// A rank that dies.
+#[derive(Clone, Debug)]
+struct Death {
+    rank: usize,
+    moment: Moment,
+}
+
+/// The moment at which a rank dies.
+#[derive(Clone, Debug)]
+enum Moment {
+    /// Before the collective, in which the ranks connect.
+    Unconnected(Case),
+    /// After that many sends and receives of the collective.
+    Step(Case, usize),
+    /// Also after the WRITE of the next piece, and before the message that announces it.
+    Written(Case, usize),
+    /// After that many steps of connecting to a rank.
+    Connecting(usize, usize),
+}
+
+/// Returns each collective with each of its algorithms and memories.
+fn collectives(size: usize) -> Vec<Case> {
     // Blocks of two messages, and of two long pieces.
     let long = size * (PIECE + 100);
     let longest = size * (LONG_PIECE + 100);
@@ -93,31 +119,40 @@ fn collectives(size: usize) -> Vec<(Collective, usize, bool)> {
         (all_reduce, longest),
         (scatter_reduced(true, longest), longest),
     ];
-    let slices = slices.into_iter().map(|(collective, len)| (collective, len, false));
-    slices.chain(registered.map(|(collective, len)| (collective, len, true))).collect()
+    let case = |registered| move |(collective, len)| Case { collective, len, registered };
+    slices.into_iter().map(case(false)).chain(registered.map(case(true))).collect()
 }
 
 /// Returns the deaths of a group in the order in which they occur.
 fn deaths(size: usize) -> Vec<Death> {
     let all = env::var(DEATHS).is_ok_and(|which| which == "all");
     let mut deaths = Vec::new();
-    for (i, (collective, len, registered)) in collectives(size).into_iter().enumerate() {
-        if registered && !all && i % 4 != 0 {
+    for (i, case) in collectives(size).into_iter().enumerate() {
+        if case.registered && !all && i % 4 != 0 {
             continue;
         }
         let ranks = if all { 0..size } else { i % size..i % size + 1 };
         for rank in ranks {
-            let schedule = collective.schedule(Member { rank, size }, len, 8);
-            let most = pieces(&schedule).count();
+            let mut dies = |moment| deaths.push(Death { rank, moment });
+            let pieces: Vec<_> = pieces(&case.schedule(rank, size)).collect();
+            let most = pieces.len();
             let chosen = if all { (0..=most).collect() } else { vec![0, most.div_ceil(2), most] };
             for steps in chosen {
-                let collective = collective.clone();
-                deaths.push(Death { collective, len, registered, rank, steps, connected: true });
+                dies(Moment::Step(case.clone(), steps));
             }
-            // A rank connects to all its peers before the first step.
-            let collective = collective.clone();
-            deaths.push(Death { collective, len, registered, rank, steps: 0, connected: false });
+            let is_written = |step: &usize| {
+                let piece = &pieces[*step];
+                piece.action == Action::Send && piece.range.len() > PIECE
+            };
+            for step in (0..most).filter(is_written).take(if all { most } else { 1 }) {
+                dies(Moment::Written(case.clone(), step));
+            }
+            dies(Moment::Unconnected(case.clone()));
         }
+    }
+    for [rank, peer] in [[0, 1], [1, 0], [1, 2], [2, 1]] {
+        let moments = (0..=CONNECTING).map(|steps| Moment::Connecting(peer, steps));
+        deaths.extend(moments.map(|moment| Death { rank, moment }));
     }
     deaths
 }
@@ -127,37 +162,22 @@ const fn piece_of(transfer: &Transfer) -> usize {
     if is_long::<u64>(transfer) { LONG_PIECE } else { PIECE }
 }
 
-/// Returns the sends and receives of a schedule in order. Each is the round, the transfer and the number of its piece.
-fn pieces(schedule: &Schedule) -> impl Iterator<Item = (usize, Transfer, usize)> {
-    schedule.iter().enumerate().flat_map(|(round, transfers)| {
+/// Returns the sends and receives of a schedule in order. The range of each is that of its piece.
+fn pieces(schedule: &Schedule) -> impl Iterator<Item = Transfer> {
+    schedule.iter().flat_map(|transfers| {
         let count = |transfer: &Transfer| transfer.range.len().div_ceil(piece_of(transfer)).max(1);
         let most = transfers.iter().map(count).max().unwrap_or(0);
         let mut ordered = transfers.clone();
         ordered.sort_by_key(|transfer| transfer.action != Action::Send);
         (0..most).flat_map(move |piece| {
             let transfers = ordered.clone().into_iter();
-            let transfers = transfers.filter(move |transfer| piece < count(transfer));
-            transfers.map(move |transfer| (round, transfer, piece))
+            transfers.filter(move |transfer| piece < count(transfer)).map(move |transfer| {
+                let (range, most) = (&transfer.range, piece_of(&transfer));
+                let start = range.start + piece * most;
+                Transfer { range: start..range.end.min(start + most), ..transfer }
+            })
         })
     })
-}
-
-/// Returns a schedule that ends after these steps.
-fn cut(schedule: &Schedule, steps: usize) -> Schedule {
-    let mut cut = vec![Vec::<Transfer>::new(); schedule.len()];
-    for (round, mut transfer, piece) in pieces(schedule).take(steps) {
-        let end = transfer.range.start + (piece + 1) * piece_of(&transfer);
-        transfer.range.end = end.min(transfer.range.end);
-        let is_same = |other: &&mut Transfer| {
-            (other.peer, other.action, other.range.start)
-                == (transfer.peer, transfer.action, transfer.range.start)
-        };
-        match cut[round].iter_mut().find(is_same) {
-            Some(begun) => *begun = transfer,
-            None => cut[round].push(transfer),
-        }
-    }
-    cut
 }
 
 fn domain() -> ProtectionDomain {
@@ -172,44 +192,140 @@ fn world(rank: usize, size: usize, master: &str, epoch: u64) -> World {
     World::join(&domain(), &settings, [LIMIT; 2]).unwrap()
 }
 
-/// Runs the schedule of a collective.
-fn execute(world: &mut World, death: &Death, schedule: Schedule) -> Result<(), Error> {
-    let members: Vec<_> = (0..world.ranks.entries.len()).collect();
-    let call = Call { kind: death.collective.kind() as u8, element_bytes: 8, ..Call::default() };
-    let [registered, other] = if death.registered { [death.len, 0] } else { [0, death.len] };
-    let (mut buffer, mut slice) = (Buffer::allocate(&world.pool, registered)?, vec![1_u64; other]);
+/// Passes a run of a collective. `generation` is the number of earlier calls.
+fn with_run<R>(
+    world: &mut World,
+    case: &Case,
+    generation: u64,
+    part: impl FnOnce(&mut World, Run<'_, u64>) -> R,
+) -> R {
+    let kind = case.collective.kind() as u8;
+    let call = Call { kind, element_bytes: 8, generation, ..Call::default() };
+    let [registered, other] = if case.registered { [case.len, 0] } else { [0, case.len] };
+    let mut buffer = Buffer::allocate(&world.pool, registered).unwrap();
+    let mut slice = vec![1_u64; other];
     buffer.fill(1);
-    let elements = if death.registered { buffer.elements() } else { slice.elements() };
+    let elements = if case.registered { buffer.elements() } else { slice.elements() };
     let sum = combine(Reduction::Sum);
-    world.execute(&members, Run::new(call, schedule, elements, Some(&*sum)))
+    let schedule = case.schedule(world.ranks.own, world.ranks.entries.len());
+    part(world, Run::new(call, schedule, elements, Some(&*sum)))
 }
+
+/// Runs a collective.
+fn execute(world: &mut World, case: &Case, generation: u64) -> Result<(), Error> {
+    with_run(world, case, generation, World::execute)
+}
+
+/// Dies in a collective after that many sends and receives, or also after the WRITE of the next piece.
+fn die_in(world: &mut World, case: &Case, steps: usize, writes: bool) -> Result<(), Error> {
+    let die = |world: &mut World, mut run: Run<'_, u64>| {
+        world.call(|world, connections| {
+            let until = after(LIMIT);
+            let all = world.prepare(connections, &run, until)?;
+            for _ in 0..steps {
+                assert!(world.step(connections, &all, &mut run, until)?.is_continue());
+            }
+            let Connections { peers, staged, .. } = connections;
+            world.flush(peers, &all, until);
+            if writes {
+                let Next::Send(rank, part) = run.next() else { panic!("no piece to write") };
+                assert!(run.is_written(&part));
+                world.write(rank, at(peers, rank)?, (&mut run, &part), staged, until)?;
+            }
+            die(world)
+        })
+    };
+    with_run(world, case, 1, die)
+}
+
+fn die(world: &World) -> ! {
+    println!("dies as rank {}", world.ranks.own);
+    process::abort()
+}
+
+/// The number of steps in which two ranks connect.
+const CONNECTING: usize = 4;
+
+/// Dies after that many steps of connecting to a rank.
+fn die_connecting(world: &mut World, peer: usize, steps: usize) -> Result<(), Error> {
+    world.call(|world, connections| {
+        let dies_after = |world: &World, done| {
+            if steps == done {
+                die(world);
+            }
+        };
+        dies_after(world, 0);
+        let until = after(LIMIT);
+        let all = BTreeSet::from([peer]);
+        world.connect(connections, &all, until)?;
+        dies_after(world, 1);
+        let Connections { peers, .. } = connections;
+        let pd = world.pd.clone();
+        let builder = pd.create_channel().rendezvous_timeout(LIMIT);
+        if peer > world.ranks.own {
+            let message = world.receive(peer, at(peers, peer)?, until)?;
+            dies_after(world, 2);
+            let (address, challenge) = world.ranks.announced(peer, CONNECT, &message)?;
+            let greeting = world.ranks.greet(peer, challenge)?;
+            let _begun = TcpStream::connect(address).unwrap();
+            dies_after(world, 3);
+            let _channel = builder.user_bytes(&greeting.bytes).connect(address).unwrap();
+            die(world);
+        }
+        let mut listener = builder.listen(world.ranks.any_port()).unwrap();
+        let (challenge, message) = Ranks::announce(CONNECT, listener.local_addr().port())?;
+        world.send(peer, &at(peers, peer)?.messages, &message, until)?;
+        world.flush(peers, &all, until);
+        dies_after(world, 2);
+        let client = listener.incoming(Some(LIMIT)).unwrap();
+        dies_after(world, 3);
+        let answer = world.ranks.admit_only(peer, client.user_bytes(), challenge).unwrap();
+        let _channel = client.accept(&answer).unwrap();
+        die(world)
+    })
+}
+
+const CONNECT: Call = Call {
+    kind: Kind::Connect as u8,
+    variant: 0,
+    number: 0,
+    root: 0,
+    element_bytes: 0,
+    group: 0,
+    generation: 0,
+    elements: 0,
+    counts: 0,
+};
 
 /// Takes part in one death. Returns only if another rank dies.
 fn live(death: &Death, rank: usize, size: usize, master: &str, epoch: u64) {
     let mut world = world(rank, size, master, epoch);
-    let member = Member { rank, size };
-    let schedule = death.collective.schedule(member, death.len, 8);
-    let mut result = Ok(());
-    if death.connected {
-        result = execute(&mut world, death, schedule.clone());
-    }
-    if rank == death.rank {
-        result.and_then(|()| execute(&mut world, death, cut(&schedule, death.steps))).unwrap();
-        println!("dies in epoch {epoch}");
-        process::abort();
-    }
-    let barrier =
-        |world: &mut World| execute(world, death, member.barrier(BarrierAlgorithm::Dissemination));
-    // A rank that does not wait for the dead one may complete a collective.
-    let result = result.and_then(|()| execute(&mut world, death, schedule));
-    let result = result.and_then(|()| barrier(&mut world));
+    let dies = rank == death.rank;
+    let result = match &death.moment {
+        Moment::Unconnected(_) if dies => die(&world),
+        Moment::Unconnected(case) => execute(&mut world, case, 1),
+        Moment::Step(case, steps) | Moment::Written(case, steps) => {
+            let writes = matches!(death.moment, Moment::Written(..));
+            execute(&mut world, case, 0).and_then(|()| match dies {
+                true => die_in(&mut world, case, *steps, writes),
+                false => execute(&mut world, case, 1),
+            })
+        }
+        Moment::Connecting(peer, steps) if dies => die_connecting(&mut world, *peer, *steps),
+        Moment::Connecting(peer, _) if rank == *peer => {
+            world.connect_to(death.rank, CONNECT).map(drop)
+        }
+        Moment::Connecting(..) => Ok(()),
+    };
+    // A rank that does not wait for the dead one may complete its part.
+    let result = result.and_then(|()| execute(&mut world, &BARRIER, 2));
     match result {
         Err(Error::Lost { rank, host }) => {
             assert_eq!((rank, host), (death.rank, world.ranks.host(death.rank)), "{death:?}");
         }
         other => panic!("{other:?} after {death:?}"),
     }
-    assert!(matches!(barrier(&mut world), Err(Error::Closed)));
+    assert!(matches!(execute(&mut world, &BARRIER, 3), Err(Error::Closed)));
 }
 
 #[test]
@@ -239,7 +355,7 @@ fn lives(rank: usize, size: usize, master: &str) {
     for (epoch, _) in own {
         let output = start(rank, size, master, first);
         let text = String::from_utf8_lossy(&output.stdout);
-        assert!(text.ends_with(&format!("dies in epoch {epoch}\n")), "rank {rank}: {output:?}");
+        assert!(text.ends_with(&format!("dies as rank {rank}\n")), "rank {rank}: {output:?}");
         assert_eq!(output.status.signal(), Some(6), "rank {rank}: {output:?}");
         first = epoch + 1;
     }
@@ -257,17 +373,6 @@ fn the_death_of_a_rank_before_each_step_is_named_on_all_others() {
                 threads.spawn(move || lives(rank, size, master));
             }
         });
-    }
-}
-
-#[test]
-fn a_schedule_is_cut_after_each_step() {
-    let size = 4;
-    for (collective, len, _) in collectives(size) {
-        let schedule = collective.schedule(Member { rank: 1, size }, len, 8);
-        let all = pieces(&schedule).count();
-        let counts = (0..=all).map(|steps| pieces(&cut(&schedule, steps)).count());
-        assert!(counts.eq(0..=all), "{collective:?}");
     }
 }
 
@@ -316,19 +421,8 @@ fn ranks_run_collectives_while_strangers_connect_to_them() {
                 let address = world.ranks.entries[rank].address;
                 threads.spawn(move || attack(address, ended, || _ = attacked.wait()));
                 attacked.wait();
-                let called =
-                    collectives(size).into_iter().try_for_each(|(collective, len, registered)| {
-                        let schedule = collective.schedule(Member { rank, size }, len, 8);
-                        let death = Death {
-                            collective,
-                            len,
-                            registered,
-                            rank: 0,
-                            steps: 0,
-                            connected: false,
-                        };
-                        execute(&mut world, &death, schedule)
-                    });
+                let mut cases = (0..).zip(collectives(size));
+                let called = cases.try_for_each(|(call, case)| execute(&mut world, &case, call));
                 // A rank that ends before the others is lost.
                 all_called.wait();
                 called
@@ -344,11 +438,10 @@ fn ranks_run_collectives_while_strangers_connect_to_them() {
 #[test]
 fn the_greeting_of_an_earlier_connection_is_refused() {
     let master = &*free_address().to_string();
-    let call = Call { kind: Kind::Connect as u8, ..Call::default() };
     thread::scope(|threads| {
         threads.spawn(move || {
             let mut world = world(1, 2, master, 0);
-            [(); 2].map(|()| world.connect_to(0, call).unwrap())
+            [(); 2].map(|()| world.connect_to(0, CONNECT).unwrap())
         });
         let mut world = world(0, 2, master, 0);
         let mut listener = || {
@@ -356,7 +449,7 @@ fn the_greeting_of_an_earlier_connection_is_refused() {
                 let until = after(LIMIT);
                 world.connect(connections, &BTreeSet::from([1]), until)?;
                 let message = world.receive(1, at(&mut connections.peers, 1)?, until)?;
-                let (address, challenge) = world.ranks.announced(1, call, &message)?;
+                let (address, challenge) = world.ranks.announced(1, CONNECT, &message)?;
                 Ok((address, world.ranks.greet(1, challenge)?))
             });
             announced.unwrap()
