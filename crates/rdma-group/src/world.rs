@@ -22,7 +22,7 @@ use rdma_channel::{
 };
 
 use self::lane::Lane;
-use self::peer::at;
+use self::peer::{Looks, at};
 use self::ranks::{CHECK, Failure, Probes, Ranks, is_refusal};
 use crate::bootstrap::link::{Nonce, after};
 use crate::call::Call;
@@ -328,7 +328,7 @@ impl World {
         run: &Run<'_, T>,
         until: Instant,
     ) -> Result<Message, Failure> {
-        let (mut probes, mut others) = (None, BTreeSet::new());
+        let mut looks = Looks::default();
         loop {
             let peer = at(peers, rank)?;
             if let Some(message) = peer.next_early() {
@@ -338,11 +338,7 @@ impl World {
                 Some(message) if peer.lane.process(&message) => {}
                 Some(message) => return Ok(message),
                 None => {
-                    if others.is_empty() && probes.get_or_insert_with(Probes::new).are_due() {
-                        others.extend(all.iter().filter(|other| **other != rank));
-                    }
-                    // Only one of them, because looking takes as long as a turn of this loop.
-                    let Some(other) = others.pop_first() else { continue };
+                    let Some(other) = looks.next(rank, all) else { continue };
                     let peer = at(peers, other)?;
                     let receive = || peer.messages.receive().ok().flatten();
                     let message = if peer.is_ahead() { None } else { receive() };

@@ -5,7 +5,7 @@ use std::future;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ use crate::environment::Settings;
 use crate::error::Error;
 use crate::run::{Next, Run};
 use crate::world::lane::Lane;
-use crate::world::peer::{self, at};
+use crate::world::peer::{self, Looks, at};
 use crate::world::ranks::{CHECK, Failure, Greeting, Probes, Ranks, is_refusal};
 use crate::world::{PANICKED, STAGED_BYTES, options};
 
@@ -221,16 +221,29 @@ impl World {
     ) -> Result<R, Failure> {
         let mut operation = pin!(operation);
         loop {
-            match timeout(CHECK, &mut operation).await {
-                Ok(result) => return result.map_err(|_| Failure::Lost(rank)),
-                Err(_) => {
-                    if let Err(failure) = self.ranks.check(rank, until) {
-                        // A message may have arrived before the notice.
-                        let last = timeout(Duration::ZERO, &mut operation).await;
-                        return last.ok().and_then(Result::ok).ok_or(failure);
-                    }
-                }
+            if let Some(result) = self.soon(rank, until, operation.as_mut()).await? {
+                return Ok(result);
             }
+        }
+    }
+
+    /// Awaits an operation of a connection for a short time, and then checks for notices.
+    async fn soon<R, E>(
+        &mut self,
+        rank: usize,
+        until: Instant,
+        mut operation: Pin<&mut impl Future<Output = Result<R, E>>>,
+    ) -> Result<Option<R>, Failure> {
+        match timeout(CHECK, &mut operation).await {
+            Ok(result) => result.map(Some).map_err(|_| Failure::Lost(rank)),
+            Err(_) => match self.ranks.check(rank, until) {
+                Ok(()) => Ok(None),
+                Err(failure) => {
+                    // A message may have arrived before the notice.
+                    let last = timeout(Duration::ZERO, operation).await;
+                    last.ok().and_then(Result::ok).ok_or(failure).map(Some)
+                }
+            },
         }
     }
 
@@ -270,20 +283,27 @@ impl World {
         run: &Run<'_, T>,
         until: Instant,
     ) -> Result<Message, Failure> {
-        let mut pause = Duration::from_secs(1);
+        let mut looks = Looks::default();
         loop {
-            match timeout(pause, self.receive(rank, at(peers, rank)?, until)).await {
-                Ok(message) => return message,
-                Err(_) => pause *= 2,
+            let peer = at(peers, rank)?;
+            if let Some(message) = peer.next_early() {
+                return Ok(message);
             }
-            for other in all.iter().filter(|other| **other != rank) {
-                let peer = at(peers, *other)?;
-                let message = match peer.is_ahead() {
-                    true => None,
-                    false => timeout(Duration::ZERO, peer.messages.receive()).await.ok(),
-                };
-                let message = message.and_then(Result::ok).flatten();
-                peer.look_ahead(*other, message, run, &self.ranks)?;
+            let received = self.soon(rank, until, pin!(peer.messages.receive())).await?;
+            match received {
+                Some(Some(message)) if peer.lane.process(&message) => {}
+                Some(Some(message)) => return Ok(message),
+                Some(None) => return Err(Failure::Lost(rank)),
+                None => {
+                    let Some(other) = looks.next(rank, all) else { continue };
+                    let peer = at(peers, other)?;
+                    let message = match peer.is_ahead() {
+                        true => None,
+                        false => timeout(Duration::ZERO, peer.messages.receive()).await.ok(),
+                    };
+                    let message = message.and_then(Result::ok).flatten();
+                    peer.look_ahead(other, message, run, &self.ranks)?;
+                }
             }
         }
     }

@@ -1,13 +1,13 @@
 //! The connections of a rank, and the steps of a collective that do not wait. Blocking and asynchronous ranks share both.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Deref;
 
 use bytemuck::Pod;
 use rdma_mem::Buffer;
 
 use super::lane::{Form, Grant, Lane};
-use super::ranks::{Failure, Ranks};
+use super::ranks::{Failure, Probes, Ranks};
 use crate::run::Run;
 
 /// The maximum number of messages of a peer that are received before the run needs them. A rank whose program is correct
@@ -103,6 +103,24 @@ impl<M, R: Deref<Target = [u8]>> Peer<M, R> {
         let received = run.received(message, read);
         received.map_err(|it| ranks.mismatch(rank, run, it))?;
         Ok(self.lane.received(message))
+    }
+}
+
+/// The looks of a rank at its other peers while it waits for one of them.
+#[derive(Default)]
+pub(crate) struct Looks {
+    /// `None` before the first wait.
+    times: Option<Probes>,
+    others: BTreeSet<usize>,
+}
+
+impl Looks {
+    /// Returns the peer to look at, if it is time for that. Only one at a time, so that the awaited one stays first.
+    pub(crate) fn next(&mut self, awaited: usize, all: &BTreeSet<usize>) -> Option<usize> {
+        if self.others.is_empty() && self.times.get_or_insert_with(Probes::new).are_due() {
+            self.others.extend(all.iter().filter(|other| **other != awaited));
+        }
+        self.others.pop_first()
     }
 }
 

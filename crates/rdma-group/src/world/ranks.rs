@@ -33,8 +33,9 @@ pub(crate) enum Failure {
     Own(Error),
 }
 
-/// The times at which a rank probes whether another one still listens. A rank that has left is not reported, because
-/// others may not need it. The probes become rarer, because each waits in the queue of the listener.
+/// The times at which a rank that waits probes whether another one still listens, or looks at its other peers. A rank
+/// that has left is not reported, because others may not need it. The probes become rarer, because each waits in the
+/// queue of the listener.
 pub(crate) struct Probes {
     next: Instant,
     pause: Duration,
