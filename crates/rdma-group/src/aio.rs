@@ -10,7 +10,6 @@ use std::ops::Range;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
 
 use bytemuck::Pod;
 use rdma_async::Connection;
@@ -19,14 +18,13 @@ use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::timeout;
 
 use self::world::World;
-use crate::bootstrap::table::Entry;
 use crate::builder::GroupBuilder;
 use crate::error::Error;
 use crate::group::buffer::{Buffer, Elements, Memory};
 use crate::group::members::{Members, Plan};
 use crate::reduction::{Combine, Number, Reduction, combine};
 use crate::schedule::BarrierAlgorithm;
-use crate::world::shared::{Inside, busy};
+use crate::world::shared::{SharedWorld, busy};
 
 /// A group of ranks whose collectives are futures. The counterpart of [`Group`](crate::Group).
 ///
@@ -55,30 +53,15 @@ pub struct Group {
     members: Members,
 }
 
-/// The ranks of a launcher's group and its subgroups. Only the connections need a lock.
-struct Shared {
-    world: Mutex<World>,
-    entries: Vec<Entry>,
-    pd: ProtectionDomain,
-    pool: rdma_mem::BufferPool,
-    /// The limit of a collective.
-    limit: Duration,
-    /// The thread that calls the function of a reduction.
-    inside: Inside,
-}
+type Shared = SharedWorld<Mutex<World>>;
 
 impl Shared {
-    /// Fails in a forked child, and in the function of a reduction.
-    fn check(&self) -> Result<(), Error> {
-        self.pd.check_process().map_err(rdma_mem::Error::from)?;
-        self.inside.check()
-    }
-
     /// Waits until no other call of this rank is in progress, within the limit of a collective. The call that is in
     /// progress may itself poll this one, in the function of its reduction, or may no longer be polled.
     async fn enter(&self) -> Result<MutexGuard<'_, World>, Error> {
         let mut locked = pin!(self.world.lock());
-        let entered = poll_fn(|cx| match self.check() {
+        let check = || self.check_process().and_then(|()| self.inside.check());
+        let entered = poll_fn(|cx| match check() {
             Ok(()) => locked.as_mut().poll(cx).map(Ok),
             Err(error) => Poll::Ready(Err(error)),
         });
@@ -116,10 +99,10 @@ impl Group {
 
     fn new(world: World) -> Self {
         let members = Members::all(world.ranks.own, world.ranks.entries.len());
-        let (entries, pd) = (world.ranks.entries.clone(), world.pd.clone());
-        let (pool, limit) = (world.pool.as_blocking().clone(), world.ranks.limit);
-        let (inside, world) = (Inside::default(), Mutex::new(world));
-        Self { shared: Arc::new(Shared { world, entries, pd, pool, limit, inside }), members }
+        let (entries, limit) = (world.ranks.entries.clone(), world.ranks.limit);
+        let (pd, pool) = (world.pd.clone(), world.pool.as_blocking().clone());
+        let shared = Shared::new(entries, limit, pd, pool, Mutex::new(world));
+        Self { shared: Arc::new(shared), members }
     }
 
     /// Returns the rank of this process in this group, counted from 0.
@@ -137,8 +120,7 @@ impl Group {
     /// Returns the name of the host of a rank, or `None` if the group has no such rank.
     #[must_use]
     pub fn host(&self, rank: usize) -> Option<String> {
-        let rank = *self.members.ranks.get(rank)?;
-        self.shared.entries.get(rank).map(|entry| entry.host.clone())
+        self.members.ranks.get(rank).map(|rank| self.shared.host(*rank))
     }
 
     /// Allocates a registered buffer of `len` elements, which are zero. See [`Group::buffer`](crate::Group::buffer).
@@ -389,6 +371,8 @@ impl fmt::Debug for Group {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

@@ -5,7 +5,7 @@ pub(crate) mod members;
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytemuck::Pod;
@@ -54,7 +54,7 @@ use crate::world::shared::SharedWorld;
 /// # Ok::<(), rdma_group::Error>(())
 /// ```
 pub struct Group {
-    world: Arc<SharedWorld>,
+    world: Arc<SharedWorld<Mutex<World>>>,
     members: Members,
 }
 
@@ -103,7 +103,10 @@ impl Group {
 
     pub(crate) fn new(world: World) -> Self {
         let members = Members::all(world.ranks.own, world.ranks.entries.len());
-        Self { world: Arc::new(SharedWorld::new(world)), members }
+        let (entries, limit) = (world.ranks.entries.clone(), world.ranks.limit);
+        let (pd, pool) = (world.pd.clone(), world.pool.clone());
+        let world = SharedWorld::new(entries, limit, pd, pool, Mutex::new(world));
+        Self { world: Arc::new(world), members }
     }
 
     /// Returns the rank of this process in this group, counted from 0.
@@ -143,7 +146,7 @@ impl Group {
     /// ```
     #[doc(alias = "MPI_Alloc_mem")]
     pub fn buffer<T: Pod>(&self, len: usize) -> Result<Buffer<T>, Error> {
-        Ok(Buffer::allocate(self.world.pool(), len)?)
+        Ok(Buffer::allocate(&self.world.pool, len)?)
     }
 
     /// Waits until all ranks have called a barrier, with [`BarrierAlgorithm::Dissemination`].

@@ -12,32 +12,41 @@ use crate::bootstrap::table::Entry;
 use crate::error::Error;
 use crate::world::World;
 
-pub(crate) struct SharedWorld {
+/// The ranks of a launcher's group and its subgroups. Only the connections, `W`, need a lock.
+pub(crate) struct SharedWorld<W> {
     entries: Vec<Entry>,
     pd: ProtectionDomain,
-    pool: BufferPool,
-    limit: Duration,
-    inside: Inside,
-    /// Only the thread inside locks it.
-    world: Mutex<World>,
+    pub(crate) pool: BufferPool,
+    /// The limit of a collective.
+    pub(crate) limit: Duration,
+    pub(crate) inside: Inside,
+    pub(crate) world: W,
 }
 
-impl SharedWorld {
-    pub(crate) fn new(world: World) -> Self {
-        let (entries, pd) = (world.ranks.entries.clone(), world.pd.clone());
-        let (pool, limit) = (world.pool.clone(), world.ranks.limit);
-        Self { entries, pd, pool, limit, inside: Inside::default(), world: Mutex::new(world) }
+impl<W> SharedWorld<W> {
+    pub(crate) fn new(
+        entries: Vec<Entry>,
+        limit: Duration,
+        pd: ProtectionDomain,
+        pool: BufferPool,
+        world: W,
+    ) -> Self {
+        Self { entries, pd, pool, limit, inside: Inside::default(), world }
     }
 
-    /// Returns the name of the host of a rank, also while another thread is in a collective.
+    /// Returns the name of the host of a rank, also while a collective is in progress.
     pub(crate) fn host(&self, rank: usize) -> String {
         self.entries.get(rank).map(|entry| entry.host.clone()).unwrap_or_default()
     }
 
-    pub(crate) const fn pool(&self) -> &BufferPool {
-        &self.pool
+    /// # Errors
+    /// [`Error::Device`] in a forked child.
+    pub(crate) fn check_process(&self) -> Result<(), Error> {
+        Ok(self.pd.check_process().map_err(rdma_mem::Error::from)?)
     }
+}
 
+impl SharedWorld<Mutex<World>> {
     /// Waits until no other thread is in a collective, within the limit of a collective.
     ///
     /// # Errors
@@ -45,7 +54,7 @@ impl SharedWorld {
     /// thread is still in one at the limit, for example because its function waits for this thread.
     /// [`Error::Device`] in a forked child.
     pub(crate) fn enter(&self) -> Result<Entered<'_>, Error> {
-        self.pd.check_process().map_err(rdma_mem::Error::from)?;
+        self.check_process()?;
         let stay = self.inside.wait(self.limit)?;
         Ok(Entered { world: lock(&self.world), _stay: stay })
     }
