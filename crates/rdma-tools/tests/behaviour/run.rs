@@ -1,9 +1,45 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::Stdio;
+use std::{env, fs};
 
+use clap::Parser as _;
 use rustix::process::{Pid, Signal, kill_process};
+use test_support::program::this_program;
 
 use crate::{printed, program, rdmatool};
+
+#[allow(dead_code)] // `main`
+#[path = "../../../../examples/examples/gradient_descent.rs"]
+mod gradient_descent;
+
+/// The variable that names the file of the plot.
+const PLOT: &str = "GRADIENT_DESCENT_PLOT";
+
+/// The ranks are processes of this test.
+#[test]
+fn the_ranks_of_an_example_form_a_group() {
+    if let Ok(plot) = env::var(PLOT) {
+        let options = ["gradient_descent", "--plot", &plot];
+        let arguments = gradient_descent::Arguments::parse_from(options);
+        println!("{}", gradient_descent::run(&arguments).unwrap());
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let plot = directory.path().join("plot.svg");
+    let this = this_program();
+    let mut command = program(&["run", "-n", "4"]);
+    command.arg(this.get_program()).args(this.get_args());
+    command.args(["--exact", "run::the_ranks_of_an_example_form_a_group", "--nocapture"]);
+    let output = command.env(PLOT, &plot).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    let mut lines: Vec<_> = text.lines().filter(|line| line.contains(": y = ")).collect();
+    lines.sort_unstable();
+    let expected = [0, 1, 2, 3].map(|rank| format!("rank {rank} of 4: y = 3.00 x + -1.00"));
+    assert_eq!(lines, expected, "{text}");
+    let plot = fs::read_to_string(plot).unwrap();
+    assert!(plot.starts_with("<svg ") && plot.contains("Gradient descent of 4 ranks"), "{plot}");
+}
 
 #[test]
 fn each_rank_gets_the_variables_of_a_group() {
