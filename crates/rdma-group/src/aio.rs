@@ -30,6 +30,9 @@ use crate::world::shared::{SharedWorld, busy};
 ///
 /// A collective is ready when this rank has done its part, and the devices of its peers have received what it has sent.
 ///
+/// The function of a [`Reduction::Custom`] runs within a poll. While it blocks, a runtime with a single thread does nothing
+/// else, so the function must not wait for other tasks of this rank.
+///
 /// # Failures
 /// See [`Group`](crate::Group#failures). If a call is dropped after its first poll, the group is closed. The calls of all
 /// other ranks then fail with [`Error::Failed`], which names this rank.

@@ -31,6 +31,9 @@ const STRANGERS: usize = 64;
 /// The connections that wait to be accepted, if the group is not larger.
 const BACKLOG: usize = 1024;
 
+/// The time for an attempt to connect to one of several addresses of rank 0.
+const ATTEMPT: Duration = Duration::from_secs(3);
+
 /// The time that rank 0 has to send its decision after its own limit.
 pub(crate) const GRACE: Duration = Duration::from_secs(5);
 
@@ -96,7 +99,10 @@ fn connect(addresses: &[SocketAddr], until: Instant) -> io::Result<TcpStream> {
     loop {
         let mut last = io::Error::from(ErrorKind::NotFound);
         for address in addresses {
-            let left = until.saturating_duration_since(Instant::now()).max(pause);
+            let mut left = until.saturating_duration_since(Instant::now()).max(pause);
+            if addresses.len() > 1 {
+                left = left.min(ATTEMPT);
+            }
             match TcpStream::connect_timeout(address, left) {
                 Ok(stream) => return Ok(stream),
                 Err(error) => last = error,

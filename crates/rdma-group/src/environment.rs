@@ -1,6 +1,6 @@
 //! The rank and the size of the group, as the launcher of the program states them in environment variables.
 
-use std::fmt;
+use std::{fmt, iter};
 
 use crate::error::Error;
 
@@ -34,6 +34,8 @@ struct Launcher {
     master: fn(&Variables<'_>) -> Result<String, Error>,
     /// A variable that counts the restarts of the group.
     epoch: Option<&'static str>,
+    /// Returns the hosts of that many ranks, or none if they are unknown.
+    hosts: fn(&Variables<'_>, usize) -> Vec<String>,
 }
 
 /// In order of precedence: Open MPI and PMI come before Slurm, which also sets its variables for their processes.
@@ -44,6 +46,7 @@ const LAUNCHERS: [Launcher; 5] = [
         world_size: "RDMA_WORLD_SIZE",
         master: only_stated,
         epoch: None,
+        hosts: unknown,
     },
     Launcher {
         name: "torchrun",
@@ -51,6 +54,7 @@ const LAUNCHERS: [Launcher; 5] = [
         world_size: "WORLD_SIZE",
         master: of_torchrun,
         epoch: Some("TORCHELASTIC_RESTART_COUNT"),
+        hosts: unknown,
     },
     Launcher {
         name: "Open MPI",
@@ -58,6 +62,7 @@ const LAUNCHERS: [Launcher; 5] = [
         world_size: "OMPI_COMM_WORLD_SIZE",
         master: only_stated,
         epoch: None,
+        hosts: unknown,
     },
     Launcher {
         name: "PMI",
@@ -65,6 +70,7 @@ const LAUNCHERS: [Launcher; 5] = [
         world_size: "PMI_SIZE",
         master: only_stated,
         epoch: None,
+        hosts: unknown,
     },
     Launcher {
         name: "Slurm",
@@ -72,6 +78,7 @@ const LAUNCHERS: [Launcher; 5] = [
         world_size: "SLURM_NTASKS",
         master: of_slurm,
         epoch: None,
+        hosts: of_block_distribution,
     },
 ];
 
@@ -110,13 +117,15 @@ impl Settings {
             None => (launcher.master)(&variables)?,
         };
         let restarts = launcher.epoch.filter(|epoch| get(epoch).is_some());
+        let rank = variables.number(launcher.rank)?;
+        let world_size = variables.number(launcher.world_size)?;
         Ok(Self {
-            rank: variables.number(launcher.rank)?,
-            world_size: variables.number(launcher.world_size)?,
+            rank,
+            world_size,
             master,
             epoch: restarts.map_or(Ok(0), |restarts| variables.number(restarts))?,
             secret: get("RDMA_GROUP_SECRET").map(String::into_bytes),
-            hosts: Vec::new(),
+            hosts: (launcher.hosts)(&variables, world_size),
         })
     }
 }
@@ -144,27 +153,83 @@ fn of_slurm(variables: &Variables<'_>) -> Result<String, Error> {
     let job: u64 = variables.number("SLURM_JOB_ID")?;
     let step = variables.number("SLURM_STEP_ID").unwrap_or(0_u64);
     let port = 10_000 + job.wrapping_mul(8).wrapping_add(step) % 20_000;
-    Ok(with_port(&first_host(&hosts), u16::try_from(port).unwrap_or(10_000)))
+    let first = hosts_in(&hosts, 1).pop().unwrap_or_default();
+    Ok(with_port(&first, u16::try_from(port).unwrap_or(10_000)))
+}
+
+fn unknown(_: &Variables<'_>, _: usize) -> Vec<String> {
+    Vec::new()
+}
+
+/// Returns the hosts of the ranks of a Slurm step. They are unknown if the step is distributed in another way than in
+/// blocks, or its variables do not fit.
+fn of_block_distribution(variables: &Variables<'_>, world_size: usize) -> Vec<String> {
+    let get = variables.get;
+    if get("SLURM_DISTRIBUTION").is_some_and(|it| !it.starts_with("block")) {
+        return Vec::new();
+    }
+    let hosts = get("SLURM_STEP_NODELIST").map(|list| hosts_in(&list, world_size));
+    let tasks = get("SLURM_STEP_TASKS_PER_NODE").and_then(|tasks| tasks_in(&tasks, world_size));
+    let (hosts, tasks) = (hosts.unwrap_or_default(), tasks.unwrap_or_default());
+    if hosts.len() != tasks.len() || tasks.iter().sum::<usize>() != world_size {
+        return Vec::new();
+    }
+    let of_host = |(host, tasks)| iter::repeat_n(host, tasks);
+    hosts.into_iter().zip(tasks).flat_map(of_host).collect()
+}
+
+/// Returns the numbers in a list such as `2(x3),1`, or `None` if it is invalid. None may exceed `most`.
+fn tasks_in(list: &str, most: usize) -> Option<Vec<usize>> {
+    let mut tasks = Vec::new();
+    for part in list.split(',') {
+        let (count, times) = match part.split_once("(x") {
+            Some((count, times)) => (count, times.strip_suffix(')')?.parse().ok()?),
+            None => (part, 1),
+        };
+        let count: usize = count.parse().ok()?;
+        if count > most || times > most {
+            return None;
+        }
+        tasks.extend(iter::repeat_n(count, times));
+    }
+    Some(tasks)
 }
 
 pub(crate) fn with_port(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// Returns the first host of a list such as `gpu[03-05,9]-ib0,login1`.
-fn first_host(list: &str) -> String {
-    let mut host = String::new();
-    let mut rest = list;
-    while let Some(end) = rest.find(['[', ',']) {
-        let (before, after) = rest.split_at(end);
-        host.push_str(before);
-        let Some(numbers) = after.strip_prefix('[') else { return host };
-        let (numbers, after) = numbers.split_once(']').unwrap_or((numbers, ""));
-        host.push_str(numbers.split(['-', ',']).next().unwrap_or_default());
-        rest = after;
+/// Returns the first hosts of a list such as `gpu[03-05,9]-ib0,login1`, at most that many.
+fn hosts_in(list: &str, most: usize) -> Vec<String> {
+    let (mut hosts, mut inside) = (Vec::new(), false);
+    let names = list.split(|character| {
+        inside = character == '[' || inside && character != ']';
+        character == ',' && !inside
+    });
+    for name in names {
+        let left = most.saturating_sub(hosts.len());
+        hosts.append(&mut expanded(name, left));
     }
-    host.push_str(rest);
-    host
+    hosts
+}
+
+/// Expands a name with numbers in brackets. Returns the first names, at most that many.
+fn expanded(name: &str, most: usize) -> Vec<String> {
+    let Some((before, after)) = name.split_once('[') else {
+        return iter::repeat_n(name.to_owned(), most.min(1)).collect();
+    };
+    let (numbers, after) = after.split_once(']').unwrap_or((after, ""));
+    let ends = expanded(after, most);
+    let numbers = numbers.split(',').flat_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let [start, end] = [first, last].map(|number| number.parse::<u64>().unwrap_or(0));
+        (start..=end).map(|number| format!("{number:00$}", first.len()))
+    });
+    let names = numbers.flat_map(|number| {
+        let name = format!("{before}{number}");
+        ends.iter().map(move |end| name.clone() + end)
+    });
+    names.take(most).collect()
 }
 
 #[cfg(test)]
@@ -226,7 +291,39 @@ mod tests {
             ("n[0012-0100]", "n0012"),
             ("n[3", "n3"),
         ] {
-            assert_eq!(first_host(list), first);
+            assert_eq!(hosts_in(list, 1), [first]);
+        }
+    }
+
+    #[test]
+    fn lists_of_hosts_are_expanded_up_to_a_limit() {
+        let all = |list| hosts_in(list, 100).join(" ");
+        assert_eq!(all("gpu[03-05,9]-ib0,login1"), "gpu03-ib0 gpu04-ib0 gpu05-ib0 gpu9-ib0 login1");
+        assert_eq!(all("n[9-11]r[1,2],x"), "n9r1 n9r2 n10r1 n10r2 n11r1 n11r2 x");
+        let most = hosts_in("n[0-18446744073709551615],x[0-9]", 3);
+        assert_eq!(most, ["n0", "n1", "n2"]);
+        assert!(hosts_in("n[3-1],", 9).len() <= 1);
+    }
+
+    #[test]
+    fn slurm_states_the_host_of_each_rank() {
+        let hosts = |tasks: &str, distribution: &str| {
+            let variables = [
+                ("SLURM_PROCID", "0"),
+                ("SLURM_NTASKS", "6"),
+                ("SLURM_STEP_NODELIST", "gpu[1-3],login1"),
+                ("SLURM_JOB_ID", "1001"),
+                ("SLURM_STEP_TASKS_PER_NODE", tasks),
+                ("SLURM_DISTRIBUTION", distribution),
+            ];
+            read(&variables).unwrap().hosts.join(" ")
+        };
+        let in_blocks = "gpu1 gpu1 gpu2 gpu2 gpu3 login1";
+        assert_eq!(hosts("2(x2),1(x2)", ""), in_blocks);
+        assert_eq!(hosts("2,2,1,1", "block:cyclic"), in_blocks);
+        assert_eq!(hosts("2(x2),1(x2)", "cyclic"), "");
+        for wrong in ["", "2(x2),1", "2(x2),1(x3)", "2(x2", "x", "2(x2),1(x99999999999)", "3(x4)"] {
+            assert_eq!(hosts(wrong, ""), "", "{wrong}");
         }
     }
 

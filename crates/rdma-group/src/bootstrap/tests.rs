@@ -89,6 +89,22 @@ fn strangers_do_not_drop_a_rank_whose_message_has_arrived() {
     root.listener.accept().unwrap();
 }
 
+/// The kernel ignores connections to the first address, because others wait to be accepted there.
+#[test]
+fn the_second_address_of_rank_0_is_used_if_the_first_does_not_answer() {
+    let [full, other] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    rustix::net::listen(&full, 0).unwrap();
+    let addresses = [&full, &other].map(|listener| listener.local_addr().unwrap());
+    let mut waiting = Vec::new();
+    while let Ok(stream) = TcpStream::connect_timeout(&addresses[0], Duration::from_millis(100)) {
+        waiting.push(stream);
+    }
+    let until = Instant::now() + LIMIT;
+    let connected = connect(&addresses, until).unwrap();
+    assert_eq!(connected.peer_addr().unwrap(), addresses[1]);
+    assert!(Instant::now() < until, "the first address has used up the time");
+}
+
 /// With the backlog of the standard library, the kernel ignores the last ones until rank 0 accepts others.
 #[test]
 fn all_ranks_can_connect_before_one_is_accepted() {
