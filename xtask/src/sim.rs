@@ -114,8 +114,14 @@ impl Fault<'_> {
     /// Returns the option of the simulator that runs workloads which may find the fault.
     fn option(&self) -> &'static str {
         let layers = ["crates/rdma-message/", "crates/rdma-connect/", "crates/rdma-async/"];
-        let is_in_them = layers.iter().any(|layer| self.text.contains(&format!("+++ b/{layer}")));
-        if is_in_them { "--messages" } else { "--packets" }
+        let is_in = |layer: &str| self.text.contains(&format!("+++ b/{layer}"));
+        if is_in("crates/rdma-group/") {
+            "--groups"
+        } else if layers.into_iter().any(is_in) {
+            "--messages"
+        } else {
+            "--packets"
+        }
     }
 }
 

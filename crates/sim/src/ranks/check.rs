@@ -5,7 +5,7 @@ use rdma_group::BarrierAlgorithm;
 use rdma_group::simulation::{Blocks, Collective, Member, Schedule};
 
 use super::network::Network;
-use super::rank::{Rank, State, combine};
+use super::rank::{Combine, Rank, State};
 use super::run::Run;
 
 /// A random group. One of its ranks may die.
@@ -20,11 +20,12 @@ struct Scene {
 /// Runs the groups of some seeds, with at most `most` ranks. Returns the number of events.
 ///
 /// # Errors
-/// The first group that fails, with its seed.
-pub fn check_many(seed: u64, groups: u64, most: usize) -> Result<usize, String> {
+/// The first group that fails, with its seed and the number of groups before it.
+pub fn check_many(first: u64, groups: u64, most: usize) -> Result<usize, String> {
     let mut events = 0;
-    for seed in seed..seed.saturating_add(groups) {
-        events += check(seed, most)?;
+    for seed in first..first.saturating_add(groups) {
+        let checked = check(seed, most);
+        events += checked.map_err(|it| format!("{it}\nfound after {} groups", seed - first))?;
     }
     Ok(events)
 }
@@ -43,7 +44,8 @@ pub fn check(seed: u64, most: usize) -> Result<usize, String> {
         // After a death, only the barrier is sure to wait for the dead rank.
         let last = member_barrier(member);
         let dies_after = death.filter(|(dying, _)| *dying == rank).map(|(_, steps)| steps);
-        Rank::new([schedule, last], scene.input(rank), rng.u64(0..50_000), dies_after)
+        let (input, begin) = (scene.input(rank), rng.u64(0..50_000));
+        Rank::new([schedule, last], input, scene.combine(), begin, dies_after)
     });
     let ranks = ranks.collect();
     let mut run = Run::new(ranks, ELEMENT_BYTES, Network::new(Some(rng)));
@@ -66,6 +68,19 @@ pub fn check(seed: u64, most: usize) -> Result<usize, String> {
 }
 
 const ELEMENT_BYTES: usize = 8;
+
+/// Returns an element of a rank before the collective.
+fn input(rank: usize, at: usize) -> u64 {
+    let rank = rank as u64;
+    ((2 * rank + 3) << 32) + (rank + 1) * 1_000_003 + at as u64
+}
+
+/// Composes two affine functions: associative, but not commutative. A function `a x + b` is the number `a 2^32 + b`.
+fn compose(first: u64, second: u64) -> u64 {
+    let parts = |function: u64| (function >> 32, function & 0xffff_ffff);
+    let ((a, b), (c, d)) = (parts(first), parts(second));
+    (a.wrapping_mul(c) << 32) + (a.wrapping_mul(d).wrapping_add(b) & 0xffff_ffff)
+}
 
 fn member_barrier(member: Member) -> Schedule {
     Collective::Barrier(BarrierAlgorithm::Dissemination).schedule(member, 0, ELEMENT_BYTES)
@@ -101,7 +116,16 @@ impl Scene {
     }
 
     fn input(&self, rank: usize) -> Vec<u64> {
-        (0..self.len as u64).map(|at| (rank as u64 + 1) * 1_000_003 + at).collect()
+        (0..self.len).map(|at| input(rank, at)).collect()
+    }
+
+    /// Returns the reduction of this scene. Rings need one that is commutative, but the others combine in rank order.
+    fn combine(&self) -> Combine {
+        match self.collective {
+            Collective::AllReduce { is_commutative: true }
+            | Collective::ReduceScatter { is_commutative: true, .. } => u64::wrapping_add,
+            _ => compose,
+        }
     }
 
     /// Returns what is wrong with a rank after the run.
@@ -130,10 +154,9 @@ impl Scene {
     /// Returns an element after the collective, unless its contents are unspecified.
     fn expected(&self, rank: usize, at: usize) -> Option<u64> {
         let Self { size, len, ref collective, .. } = *self;
-        let input = |rank: usize, at: usize| (rank as u64 + 1) * 1_000_003 + at as u64;
         let each = len / size;
         let owner = at / each;
-        let reduced = || (0..size).map(|rank| input(rank, at)).reduce(combine);
+        let reduced = || (0..size).map(|rank| input(rank, at)).reduce(self.combine());
         match collective {
             Collective::Barrier(_) => Some(input(rank, at)),
             Collective::Broadcast { root } => Some(input(*root, at)),

@@ -48,7 +48,7 @@ fn of(
         let collective = collective(size);
         let ranks = (0..size).map(|rank| {
             let schedule = collective.schedule(Member { rank, size }, len, element_bytes);
-            Rank::new([schedule, Schedule::new()], vec![1; len], 0, None)
+            Rank::new([schedule, Schedule::new()], vec![1; len], u64::wrapping_add, 0, None)
         });
         let mut run = Run::new(ranks.collect(), element_bytes, Network::new(None));
         run.finish();

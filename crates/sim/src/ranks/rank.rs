@@ -34,6 +34,7 @@ pub(super) struct Rank {
     steps: VecDeque<Step>,
     pub(super) peers: BTreeSet<usize>,
     pub(super) buffer: Vec<u64>,
+    combine: Combine,
     /// The messages that have arrived, by sender.
     pub(super) inbox: BTreeMap<usize, VecDeque<Vec<u64>>>,
     /// The peers whose connections have ended.
@@ -50,6 +51,7 @@ impl Rank {
     pub(super) fn new(
         schedules: [Schedule; 2],
         buffer: Vec<u64>,
+        combine: Combine,
         begin: Time,
         dies_after: Option<usize>,
     ) -> Self {
@@ -69,6 +71,7 @@ impl Rank {
             steps,
             peers,
             buffer,
+            combine,
             inbox: BTreeMap::new(),
             ended: BTreeSet::new(),
             state: State::Running,
@@ -102,15 +105,13 @@ impl Rank {
         assert_eq!(own.len(), message.len(), "a message has another length");
         for (own, received) in own.iter_mut().zip(message) {
             *own = match transfer.action {
-                Action::ReduceFromLower => combine(*received, *own),
-                Action::ReduceFromHigher => combine(*own, *received),
+                Action::ReduceFromLower => (self.combine)(*received, *own),
+                Action::ReduceFromHigher => (self.combine)(*own, *received),
                 Action::Receive | Action::Send => *received,
             };
         }
     }
 }
 
-/// Combines the elements of a lower and a higher rank. Commutative, because rings need this.
-pub(super) fn combine(lower: u64, higher: u64) -> u64 {
-    lower.wrapping_add(higher)
-}
+/// Combines the elements of a lower and a higher rank.
+pub(super) type Combine = fn(u64, u64) -> u64;
