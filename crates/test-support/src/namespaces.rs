@@ -1,5 +1,5 @@
 //! Programs in namespaces of their own, like those of containers. The kernel or a container may refuse to create them,
-//! and the tests are then skipped.
+//! and the tests are then skipped, unless `RDMA_TEST_NAMESPACES=required`.
 
 use std::path::Path;
 use std::process::Command;
@@ -19,7 +19,13 @@ pub fn inside(more: &[&str], program: &Command) -> Command {
     unshare
 }
 
+/// If this variable is `required`, tests in namespaces fail on machines that cannot create them.
+const WISH: &str = "RDMA_TEST_NAMESPACES";
+
 /// Returns true if this machine can create these namespaces and has the program `ip`. Otherwise prints the reason.
+///
+/// # Panics
+/// Panics with the reason if the variable `RDMA_TEST_NAMESPACES` is `required`.
 #[must_use]
 pub fn can_run(more: &[&str]) -> bool {
     let mut ip = Command::new("ip");
@@ -31,6 +37,8 @@ pub fn can_run(more: &[&str]) -> bool {
             |error| error.to_string(),
             |output| String::from_utf8_lossy(&output.stderr).into_owned(),
         );
+        let required = std::env::var(WISH).is_ok_and(|wish| wish == "required");
+        assert!(!required, "{WISH}=required, but namespaces cannot be used: {reason}");
         println!("skipped: {reason}");
     }
     can

@@ -349,6 +349,7 @@ pub(crate) const JOBS: &[Job] = &[
         needs: &[
             Need::Tool("apt-get", "it gets the packages with the programs"),
             Need::Tool("cc", "apt-get install gcc libc6-dev"),
+            Need::Tool("ip", "apt-get install iproute2"),
             Need::Path("/usr/bin/python3", "apt-get install python3-minimal"),
             // The last need, because it downloads the packages.
             Need::Works(
@@ -356,7 +357,12 @@ pub(crate) const JOBS: &[Job] = &[
                 "it downloads the packages with the programs; check the network and apt's sources",
             ),
         ],
-        steps: &[run("cargo xtask foreign")],
+        // This job runs where namespaces are allowed, so it also runs the test of two hosts.
+        steps: &[
+            run("cargo xtask foreign"),
+            tests("cargo test -p rdma-group --test behaviour namespaces::")
+                .with(&[("RDMA_TEST_NAMESPACES", "required")]),
+        ],
     },
     Job {
         name: "advisories",
