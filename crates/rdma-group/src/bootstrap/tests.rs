@@ -89,6 +89,25 @@ fn strangers_do_not_drop_a_rank_whose_message_has_arrived() {
     root.listener.accept().unwrap();
 }
 
+/// Measures the time of joining. All ranks are threads of this process, so they share the processors.
+#[test]
+#[ignore = "needs more open files than many systems allow by default"]
+fn a_thousand_ranks_join() {
+    let (size, master) = (1000, free_address());
+    let limit = Rlimit { current: Some(10_000), ..getrlimit(Resource::Nofile) };
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let begin = Instant::now();
+    thread::scope(|threads| {
+        let rank = |rank| spawn(threads, settings(rank, size, master));
+        let ranks: Vec<_> = (0..size).map(rank).collect();
+        for rank in ranks {
+            let (table, _star) = rank.join().unwrap().unwrap();
+            assert_eq!(table.entries.len(), size);
+        }
+    });
+    println!("{size} ranks have joined within {:?}", begin.elapsed());
+}
+
 /// The kernel ignores connections to the first address, because others wait to be accepted there.
 #[test]
 fn the_second_address_of_rank_0_is_used_if_the_first_does_not_answer() {
