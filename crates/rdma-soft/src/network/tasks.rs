@@ -2,9 +2,11 @@
 
 use std::future::Future;
 use std::mem::{self, ManuallyDrop};
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::task::{Poll, Waker};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use tokio::runtime::Builder;
@@ -24,6 +26,8 @@ pub(super) struct Current(Mutex<Option<Arc<Clock>>>);
 struct Clock {
     /// The network, whose devices stay installed when this is dropped.
     network: ManuallyDrop<Network>,
+    /// The thread that runs all tasks.
+    thread: ThreadId,
     /// The network's time at the start.
     begin: Duration,
     /// tokio's time at the start.
@@ -57,10 +61,16 @@ struct Threads {
 
 #[derive(Debug, Default)]
 struct ThreadsState {
-    /// The number of threads that have not ended.
+    /// The number of threads that were requested and have not started.
+    requested: usize,
+    /// The number of threads that have started and not ended.
     count: usize,
     may_run: bool,
 }
+
+/// The time limit for the start of a thread, in the machine's time. tokio's hooks do not report that the system has
+/// refused one.
+const START: Duration = Duration::from_secs(60);
 
 impl Network {
     /// Runs a future, and the tasks that it spawns, on one thread, with one clock: tokio's time is this network's. So
@@ -79,7 +89,9 @@ impl Network {
     /// # Panics
     ///
     /// Panics if this network already runs a future, or if this is called within a runtime of tokio. Also panics if the
-    /// runtime cannot be created, because the process has too many files.
+    /// runtime cannot be created, because the process has too many files; or if the thread of a blocking task has not
+    /// started after a minute, because the system has refused it. A panic of the network, or of a waker that
+    /// [`sleep`](Self::sleep) wakes, is a panic of this call.
     ///
     /// # Examples
     ///
@@ -108,7 +120,7 @@ impl Network {
             .max_blocking_threads(1)
             .thread_keep_alive(Duration::ZERO)
             // The runtime names a thread before `spawn_blocking` returns.
-            .thread_name_fn(move || names.threads.create())
+            .thread_name_fn(move || names.threads.request())
             .on_thread_start(move || starts.threads.start())
             .on_thread_stop(move || stops.threads.stop())
             .on_thread_park(move || parks.park())
@@ -119,15 +131,21 @@ impl Network {
         let _released = Released(&clock.threads);
         runtime.block_on(async {
             let start = *clock.start.get_or_init(Instant::now);
-            let driver = tokio::spawn(drive(Arc::clone(clock), start));
-            let output = future.await;
-            driver.abort();
-            output
+            let mut driver = tokio::spawn(drive(Arc::clone(clock), start));
+            tokio::select! {
+                biased;
+                output = future => {
+                    driver.abort();
+                    output
+                }
+                Err(ended) = &mut driver => resume_unwind(ended.into_panic()),
+            }
         })
     }
 
     /// Waits until this time has passed in the network. It may be shorter than a millisecond. Other tasks run meanwhile,
-    /// within [`block_on`](Self::block_on). Elsewhere, this has the effect of [`run_for`](Self::run_for).
+    /// within [`block_on`](Self::block_on). Elsewhere, also on another thread, this has the effect of
+    /// [`run_for`](Self::run_for).
     ///
     /// # Examples
     ///
@@ -139,7 +157,10 @@ impl Network {
     /// assert_eq!(network.now(), Duration::from_micros(3));
     /// ```
     pub async fn sleep(&self, time: Duration) {
-        let Some(clock) = locked(&self.tasks.0).clone() else { return self.run_for(time) };
+        let clock = locked(&self.tasks.0).clone();
+        let Some(clock) = clock.filter(|clock| clock.thread == thread::current().id()) else {
+            return self.run_for(time);
+        };
         // The end of a network's time.
         let until = clock.elapsed().saturating_add(time).min(Duration::from_nanos(u64::MAX));
         let number = clock.sleeps.fetch_add(1, Ordering::Relaxed);
@@ -187,6 +208,7 @@ impl<'n> Running<'n> {
         let alias = Network { subnet: network.subnet, tasks: Current::default() };
         let clock = Arc::new(Clock {
             network: ManuallyDrop::new(alias),
+            thread: thread::current().id(),
             begin: network.now(),
             start: OnceLock::new(),
             driver: Mutex::default(),
@@ -238,7 +260,7 @@ impl Clock {
     /// Runs the blocking tasks, or wakes the driver. Called when no task can continue.
     fn park(&self) {
         // The end of a blocking task may have woken tasks, which run before time advances.
-        if self.threads.run() {
+        if self.threads.run(START) {
             return;
         }
         let woken = locked(&self.driver)
@@ -277,15 +299,18 @@ impl Clock {
 }
 
 impl Threads {
-    /// Counts a new thread, and returns its name.
-    fn create(&self) -> String {
-        locked(&self.state).count += 1;
+    /// Counts a thread that is requested, and returns its name.
+    fn request(&self) -> String {
+        locked(&self.state).requested += 1;
         "blocking".to_owned()
     }
 
     /// Waits until this thread may run.
     fn start(&self) {
-        let state = locked(&self.state);
+        let mut state = locked(&self.state);
+        state.requested -= 1;
+        state.count += 1;
+        self.changed.notify_all();
         let _state = self.changed.wait_while(state, |state| !state.may_run);
     }
 
@@ -295,8 +320,14 @@ impl Threads {
     }
 
     /// Lets all threads run until they end. Returns true if there were any.
-    fn run(&self) -> bool {
-        let mut state = locked(&self.state);
+    ///
+    /// # Panics
+    /// If a thread does not start within this limit.
+    fn run(&self, limit: Duration) -> bool {
+        let state = locked(&self.state);
+        let started = self.changed.wait_timeout_while(state, limit, |state| state.requested > 0);
+        let (mut state, waited) = started.unwrap_or_else(PoisonError::into_inner);
+        assert!(!waited.timed_out(), "the system has refused the thread of a blocking task");
         if state.count == 0 {
             return false;
         }
@@ -371,7 +402,10 @@ async fn drive(clock: Arc<Clock>, start: Instant) {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+    use std::pin::pin;
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::{Context, Wake};
 
     use tokio::task::spawn_blocking;
     use tokio::time::{sleep, timeout};
@@ -441,5 +475,44 @@ mod tests {
             timeout(SECOND, task).await.unwrap().unwrap();
         });
         assert_eq!(network.now(), Duration::ZERO);
+    }
+
+    #[test]
+    #[should_panic(expected = "refused")]
+    fn a_thread_that_does_not_start_ends_the_run() {
+        let threads = Threads::default();
+        threads.request();
+        threads.run(Duration::ZERO);
+    }
+
+    /// Its runtime, if it has one, has another clock.
+    #[test]
+    fn a_thread_that_runs_no_tasks_of_the_network_advances_it() {
+        let network = Network::simulated(1);
+        network.block_on(async {
+            let sleeps =
+                || pin!(network.sleep(SECOND)).poll(&mut Context::from_waker(Waker::noop()));
+            let ready = thread::scope(|threads| threads.spawn(sleeps).join().unwrap());
+            assert_eq!((ready, network.now()), (Poll::Ready(()), SECOND));
+        });
+    }
+
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("on purpose");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "on purpose")]
+    fn a_panic_of_the_driver_ends_the_future() {
+        let network = Network::simulated(1);
+        network.block_on(async {
+            let (mut sleeps, waker) = (pin!(network.sleep(SECOND)), Waker::from(Arc::new(Panics)));
+            assert!(sleeps.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            pending::<()>().await;
+        });
     }
 }
