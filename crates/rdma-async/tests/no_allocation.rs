@@ -1,17 +1,20 @@
 //! Operations and buffers of a pool allocate no memory once their connection has been used: awaited, posted, dropped,
-//! and waiting for a slot. Neither do streams, and messages in one frame, in several, or lent. It has its own `main`,
-//! because the threads of the usual harness allocate, too.
+//! and waiting for a slot. Neither do streams, and messages in one frame, in several, or lent, also if their pool
+//! was full. The test has its own `main`, because the threads of the usual harness allocate, too.
 #![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::iter;
 
 use rdma_async::message::{Messages, Options, Stream};
 use rdma_async::{Connection, Driver, Endpoint, Pool};
-use rdma_mem::{AccessFlags, Buffer, RemoteMemoryRegion, open_device};
+use rdma_mem::{AccessFlags, Buffer, Context, RemoteMemoryRegion, open_device};
 use rdma_qp::MaxRnrRetries;
 use rdma_qp::prelude::*;
 use test_support::alloc_counter::CountingAllocator;
 use test_support::program::await_threads;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::join;
+use tokio::task::yield_now;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
@@ -21,6 +24,10 @@ const DEPTH: u32 = 4;
 
 /// Lengths of messages in one frame and in several, up to more than the peer's credit.
 const IN_FRAMES: [usize; 5] = [32 << 10, (32 << 10) + 1, 80_000, 128 << 10, 1 << 20];
+
+/// The receiver copies the first message from its frame, and keeps the frame of the second one. The sender copies the
+/// rest of the third one, and the whole fourth one.
+const BETWEEN_FULL_POOLS: [usize; 4] = [100, 20_000, 200_000, 2 << 20];
 
 struct Rig {
     one: Connection,
@@ -80,26 +87,64 @@ impl Rig {
         let memory = loop {
             match self.other.take_unclaimed() {
                 Some(received) => break received.memory.unwrap(),
-                None => tokio::task::yield_now().await,
+                None => yield_now().await,
             }
         };
         self.buffers.push(memory.into_inner());
     }
 }
 
-/// Returns both ends of a connection for messages.
-async fn connect(endpoint: &Endpoint, options: Options) -> [Messages; 2] {
-    let listener = endpoint.listen_for_messages("127.0.0.1:0", options).await.unwrap();
-    let client = endpoint.connect_messages(listener.local_addr(), options);
+/// Returns the ends of a connection for messages.
+async fn connect([client, server]: [&Endpoint; 2], options: Options) -> [Messages; 2] {
+    let listener = server.listen_for_messages("127.0.0.1:0", options).await.unwrap();
+    let client = client.connect_messages(listener.local_addr(), options);
     let (client, server) = join!(client, listener.accept());
     [client.unwrap(), server.unwrap()]
+}
+
+/// These send all messages in frames, and give credit for 128 KiB.
+fn in_frames() -> Options {
+    Options::new().offer_bytes(0).window_bytes(128 << 10)
+}
+
+/// Sends messages of a length in frames, between pools that were full at first.
+async fn between_full_pools(context: &Context, length: usize) {
+    let endpoints = [(); 2].map(|()| Endpoint::new(context).unwrap());
+    let [client, server] = connect(endpoints.each_ref(), in_frames()).await;
+    // The first bytes prepare the connection.
+    let (sent, first) = join!(client.send(b"first"), server.receive());
+    assert!(sent.is_ok() && first.unwrap().is_some());
+    let pools = endpoints.each_ref().map(|endpoint| endpoint.pool().as_blocking());
+    let kept = pools.map(|pool| {
+        let sizes = (6..23).rev().map(|power| 1 << power);
+        let fill = |size| iter::from_fn(move || pool.try_allocate(size).unwrap());
+        sizes.flat_map(fill).collect::<Vec<_>>()
+    });
+    let (bytes, mut before) = (vec![7; length], 0);
+    for round in 0..200 {
+        match round {
+            // Lets the pools grow, in a task and on a thread.
+            0..100 => {
+                yield_now().await;
+                await_threads();
+                yield_now().await;
+            }
+            100 => before = ALLOCATOR.allocations(),
+            _ => {}
+        }
+        let (sent, received) = join!(client.send(&bytes), server.receive());
+        sent.unwrap();
+        assert!(*received.unwrap().unwrap() == *bytes);
+    }
+    assert_eq!(ALLOCATOR.allocations() - before, 0, "{length}");
+    drop(kept);
 }
 
 /// Both ends of a stream, and of connections for messages.
 struct Talk {
     streams: [Stream; 2],
     messages: [Messages; 2],
-    /// These send all messages in frames, and have credit for 128 KiB.
+    /// With the options of [`in_frames`].
     frames: [Messages; 2],
 }
 
@@ -110,8 +155,9 @@ impl Talk {
         let client = endpoint.connect_stream(listener.local_addr(), options);
         let (client, server) = join!(client, listener.accept());
         let streams = [client.unwrap(), server.unwrap()];
-        let messages = connect(endpoint, options).await;
-        let frames = connect(endpoint, options.offer_bytes(0).window_bytes(128 << 10)).await;
+        let endpoints = [endpoint; 2];
+        let messages = connect(endpoints, options).await;
+        let frames = connect(endpoints, in_frames()).await;
         Self { streams, messages, frames }
     }
 
@@ -221,6 +267,9 @@ fn main() {
         }
         assert_eq!(ALLOCATOR.allocations() - before, 0);
         assert_eq!(rig.buffers.len(), 8);
+        for length in BETWEEN_FULL_POOLS {
+            between_full_pools(&context, length).await;
+        }
     }));
     println!("no allocation in 100 rounds of 11 operations, 3 buffers and 17 messages");
 }

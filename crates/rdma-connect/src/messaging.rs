@@ -10,7 +10,9 @@ mod lender;
 mod mailbox;
 mod operations;
 mod options;
+mod shortage;
 mod slots;
+mod source;
 mod tasks;
 mod window;
 
@@ -18,9 +20,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
-use std::time::Duration;
 
-use rdma_mem::{Buffer, BufferPool};
+use rdma_mem::Buffer;
 use rdma_message::frame::{CloseReason, Frame, Remote};
 use rdma_message::{ConnectionError, Incoming, Operation, Output};
 
@@ -28,12 +29,14 @@ pub use body::Body;
 pub use bytes::{Arrived, StreamState, chunk_bytes};
 pub use error::MessageError;
 pub use lender::{LeaseRequests, Lender};
-pub use mailbox::{Begun, Content, Copied, LongCopy, Mailbox, Received, Start};
+pub use mailbox::{Begun, Content, Mailbox, Received, Start};
 pub use operations::Ticket;
 pub use options::{
     Options, check_depths, check_limits, depths_of, limits_of, linger_of, message_limits,
 };
+pub use shortage::{RETRY, Shortage};
 pub use slots::Slots;
+pub use source::{Copied, LongCopy};
 pub use tasks::Waiting;
 pub use window::Window;
 
@@ -70,10 +73,7 @@ pub trait Requests {
 
 /// The requests of a connection for messages, with the memory of long messages.
 pub trait LongRequests: Requests {
-    /// Returns the pool of the memory.
-    fn pool(&self) -> &BufferPool;
-
-    /// Returns memory for a message that is to be lent, if there is some now.
+    /// Returns memory of the pool, if it has some now. Otherwise the pool grows for later messages, if it can.
     fn stage(&mut self, length: usize) -> Option<Buffer>;
 
     /// Reads a message of the peer, and then calls [`Mailbox::fetched`].
@@ -191,9 +191,6 @@ pub fn report(error: ConnectionError, peer: Option<SocketAddr>) {
         }
     }
 }
-
-/// The time after which a message that had no memory is fetched again.
-pub const RETRY: Duration = Duration::from_millis(100);
 
 /// Reports a long message of the peer that waits for memory to the subscriber of `tracing`.
 pub fn report_refused(error: &dyn fmt::Display, length: usize) {

@@ -7,8 +7,8 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use rdma_connect::messaging::{
-    self, LeaseRequests, Lender, Lent, LongRequests, Options, RETRY, Slots, Window, check_depths,
-    check_limits, linger_of,
+    self, LeaseRequests, Lender, Lent, LongRequests, Options, RETRY, Shortage, Slots, Window,
+    check_depths, check_limits, linger_of,
 };
 use rdma_mem::{AccessFlags, Buffer, BufferPool, Error, RemoteMemoryRegion};
 use rdma_message::frame::{CloseReason, Remote};
@@ -78,8 +78,7 @@ pub(super) struct Requests {
     lender: Lender,
     /// The length that the pool is to grow by when the session is not locked.
     growth: Option<usize>,
-    /// The shortest length that the pool could not provide.
-    too_long: Option<usize>,
+    shortage: Shortage,
     /// The memory to free when the session is not locked.
     freed: Vec<Memory>,
     linger: Duration,
@@ -122,7 +121,7 @@ impl Requests {
             pool: pool.clone(),
             lender: Lender::new(limits.offers as usize),
             growth: None,
-            too_long: None,
+            shortage: Shortage::default(),
             freed: Vec::new(),
             linger: linger_of(options),
             end_by: None,
@@ -224,9 +223,9 @@ impl Requests {
         self.growth.take()
     }
 
-    /// Notes that the pool cannot provide this length.
-    pub(super) fn note_too_long(&mut self, length: usize) {
-        self.too_long = Some(self.too_long.map_or(length, |limit| limit.min(length)));
+    /// Notes that the pool could not grow by this length.
+    pub(super) fn note_shortage(&mut self, length: usize) {
+        self.shortage.note(length, Instant::now());
     }
 
     /// Returns true if the requests are being flushed, or have been.
@@ -422,14 +421,9 @@ impl messaging::Requests for Requests {
 }
 
 impl LongRequests for Requests {
-    fn pool(&self) -> &BufferPool {
-        &self.pool
-    }
-
-    /// If the pool has no memory, it grows for later messages.
     fn stage(&mut self, length: usize) -> Option<Buffer> {
         let buffer = self.pool.try_allocate(length).ok()?;
-        if buffer.is_none() && self.too_long.is_none_or(|limit| length < limit) {
+        if buffer.is_none() && self.shortage.may_grow(length, Instant::now()) {
             self.growth = Some(length);
         }
         buffer

@@ -330,7 +330,7 @@ impl<P: Drive> Session<P> {
         if let Some(length) = growth
             && self.pool.grow(length).is_err()
         {
-            self.lock().requests.note_too_long(length);
+            self.lock().requests.note_shortage(length);
         }
         if let Some((error, length)) = refused {
             report_refused(&error, length);

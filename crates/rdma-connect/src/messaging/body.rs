@@ -1,6 +1,6 @@
 //! The bytes of messages that arrive.
 
-use rdma_mem::{Buffer, BufferPool};
+use rdma_mem::Buffer;
 use rdma_message::Incoming;
 
 /// The bytes of a message.
@@ -47,14 +47,14 @@ impl Body {
         }
     }
 
-    /// Copies bytes to memory of the pool, or of the heap if the pool has none now.
-    pub(super) fn copy(bytes: &[u8], pool: &BufferPool) -> Self {
-        match pool.try_allocate(bytes.len()) {
-            Ok(Some(mut buffer)) => {
+    /// Copies bytes to memory of the pool that has their length, or to the heap.
+    pub(super) fn copy(bytes: &[u8], memory: Option<Buffer>) -> Self {
+        match memory {
+            Some(mut buffer) => {
                 buffer.copy_from_slice(bytes);
                 Self::Part { buffer, start: 0, length: bytes.len() }
             }
-            _ => Self::Copy(bytes.to_vec()),
+            None => Self::Copy(bytes.to_vec()),
         }
     }
 

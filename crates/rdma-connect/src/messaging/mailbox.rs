@@ -12,7 +12,8 @@ use rdma_message::{
 
 use super::body::{Arriving, Body, Sizes};
 use super::error::MessageError;
-use super::operations::{Operations, Source, Ticket};
+use super::operations::{Operations, Ticket};
+use super::source::{Copied, LONG_COPY, LongCopy, Source};
 use super::tasks::{Tasks, Waiting};
 use super::{End, Lent, LongRequests, Protocol};
 
@@ -47,9 +48,6 @@ impl Content<'_> {
     }
 }
 
-/// The length of the longest message that is copied while the session is locked.
-const LONG_COPY: usize = 1 << 20;
-
 /// An operation that has begun.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -59,28 +57,6 @@ pub struct Begun {
     /// The copy to make of a long message. The operation continues with [`Mailbox::copied`].
     pub copy: Option<LongCopy>,
 }
-
-/// The memory for the copy of a long message, if the message is to be lent.
-#[derive(Debug)]
-pub struct LongCopy(Option<Buffer>);
-
-impl LongCopy {
-    /// Copies the message. The caller does not lock the session meanwhile.
-    #[must_use]
-    pub fn of(self, message: &[u8]) -> Copied {
-        Copied(match self.0 {
-            Some(mut buffer) => {
-                buffer.copy_from_slice(message);
-                Source::Buffer(buffer)
-            }
-            None => Source::Rest(Body::Copy(message.to_vec()), 0),
-        })
-    }
-}
-
-/// The copy of a long message.
-#[derive(Debug)]
-pub struct Copied(Source);
 
 /// A message, with its ID if it is a request.
 pub type Received = (Body, Option<CallId>);
@@ -302,14 +278,14 @@ impl Mailbox {
             let sizes = Sizes { message: length as usize, window };
             self.arriving.append(message, bytes, sizes, |length| requests.stage(length));
         } else if part * 2 >= frame_bytes
-            && let Ok(Some(spare)) = requests.pool().try_allocate(frame_bytes)
+            && let Some(spare) = requests.stage(frame_bytes)
         {
             // The message keeps the memory where it arrived.
             requests.slots().set_receive(slot, spare);
             self.arriving.add(message, Body::Part { buffer, start, length: part });
             return self.machine.release(chunk);
         } else {
-            self.arriving.add(message, Body::copy(bytes, requests.pool()));
+            self.arriving.add(message, Body::copy(bytes, requests.stage(part)));
         }
         requests.slots().set_receive(slot, buffer);
         self.machine.release(chunk);
@@ -330,13 +306,12 @@ impl Mailbox {
         }
     }
 
-    /// Returns memory for a message that is to be lent, if the limits allow it.
-    fn stage(&self, length: usize, requests: &mut impl LongRequests) -> Option<Buffer> {
+    /// Returns true if the limits allow that a message is lent.
+    fn may_lend(&self, length: usize) -> bool {
         let Limits { offers, offer_bytes, eager_bytes, .. } = self.limits;
         let (staged, bytes) = (self.operations.staged(), length as u64);
         let has_room = staged == 0 || staged + bytes <= u64::from(offer_bytes);
-        let is_long = offers > 0 && self.peer_fetches && bytes > u64::from(eager_bytes);
-        if is_long && has_room { requests.stage(length) } else { None }
+        offers > 0 && self.peer_fetches && bytes > u64::from(eager_bytes) && has_room
     }
 
     /// Makes the message of an operation readable by the peer. If that is impossible, it is sent in parts.
@@ -416,13 +391,17 @@ impl Mailbox {
                 }
             }
             Content::Bytes(bytes) => {
-                let staged = self.stage(bytes.len(), requests);
-                staged.iter().for_each(|buffer| self.operations.stage(ticket, buffer));
-                if bytes.len() > LONG_COPY {
-                    self.machine.hold(operation);
-                    return Poll::Ready(Ok(Begun { ticket, copy: Some(LongCopy(staged)) }));
+                let (is_long, is_lent) = (bytes.len() > LONG_COPY, self.may_lend(bytes.len()));
+                let memory = if is_long || is_lent { requests.stage(bytes.len()) } else { None };
+                if let Some(memory) = memory.as_ref().filter(|_| is_lent) {
+                    self.operations.stage(ticket, memory);
                 }
-                if let Some(mut buffer) = staged {
+                if is_long {
+                    self.machine.hold(operation);
+                    let copy = Some(LongCopy::new(memory, is_lent));
+                    return Poll::Ready(Ok(Begun { ticket, copy }));
+                }
+                if let Some(mut buffer) = memory {
                     buffer.copy_from_slice(bytes);
                     self.operations.set_buffer(ticket, buffer);
                     return Poll::Ready(Ok(Begun { ticket, copy: None }));
@@ -430,7 +409,7 @@ impl Mailbox {
                 let sent = self.send_from(operation, bytes, requests, woken);
                 if let Some(rest) = bytes.get(sent..).filter(|rest| !rest.is_empty()) {
                     let sent = u32::try_from(sent).unwrap_or(u32::MAX);
-                    let rest = Body::copy(rest, requests.pool());
+                    let rest = Body::copy(rest, requests.stage(rest.len()));
                     self.operations.set_source(ticket, Source::Rest(rest, sent));
                 }
             }
@@ -440,7 +419,7 @@ impl Mailbox {
 
     /// Continues an operation after its message was copied.
     pub fn copied(&mut self, ticket: Ticket, copied: Copied, requests: &mut impl LongRequests) {
-        let unused = self.operations.set_source(ticket, copied.0).into_buffer();
+        let unused = self.operations.set_source(ticket, copied.into_source()).into_buffer();
         unused.into_iter().for_each(|memory| requests.free(memory));
         if let Some(operation) = self.operations.operation(ticket) {
             self.machine.resume(operation);

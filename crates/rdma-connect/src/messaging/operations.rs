@@ -7,33 +7,12 @@ use rdma_mem::Buffer;
 use rdma_message::{Operation, OperationError};
 
 use super::body::Body;
+use super::source::Source;
 use super::wait;
 
 /// The number of an operation. It is used again after the operation has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket(usize);
-
-/// The bytes of a message that are still to be sent.
-#[derive(Debug, Default)]
-pub(super) enum Source {
-    /// None are left, or they are lent to the peer.
-    #[default]
-    Nothing,
-    /// The part that could not be sent when the operation began, and its offset in the message.
-    Rest(Body, u32),
-    /// All bytes of the message, in registered memory.
-    Buffer(Buffer),
-}
-
-impl Source {
-    /// Returns the memory to free, which may be of a pool of the program.
-    pub(super) fn into_buffer(self) -> Option<Buffer> {
-        match self {
-            Self::Buffer(buffer) => Some(buffer),
-            Self::Nothing | Self::Rest(..) => None,
-        }
-    }
-}
 
 #[derive(Debug)]
 struct Pending {

@@ -7,7 +7,7 @@ use rdma_connect::messaging::{
     self, Begun, Content, Copied, End, LeaseRequests as _, Lender, Lent, LongRequests,
     MessageError, Protocol, Slots, Start, Ticket, Waiting,
 };
-use rdma_mem::{Buffer, BufferPool};
+use rdma_mem::Buffer;
 use rdma_message::frame::{CloseReason, Remote};
 use rdma_message::{self as machine, Incoming, Operation, Options as Limits, Output};
 
@@ -89,10 +89,6 @@ impl messaging::Requests for WithMemory<'_> {
 }
 
 impl LongRequests for WithMemory<'_> {
-    fn pool(&self) -> &BufferPool {
-        self.supply.blocking()
-    }
-
     fn stage(&mut self, length: usize) -> Option<Buffer> {
         self.supply.stage(length)
     }

@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, Weak};
 
-use rdma_connect::messaging::{RETRY, Requests as _, report_refused};
+use rdma_connect::messaging::{RETRY, Requests as _, Shortage, report_refused};
 use rdma_mem::{Buffer, BufferPool, RemoteMemoryRegion};
 use rdma_message::Incoming;
 use rdma_message::frame::Remote;
 use tokio::runtime::Handle;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::mailbox::Mailbox;
 use crate::buffer::pool::Pool;
@@ -24,16 +24,21 @@ pub(super) struct Supply {
     /// The messages to fetch that wait for memory.
     waiting: Vec<(Incoming, RemoteMemoryRegion)>,
     is_growing: bool,
-    /// The shortest length that the pool could not provide.
-    too_long: Option<usize>,
+    shortage: Shortage,
 }
 
 impl Supply {
     /// # Panics
     /// If this is not called within a tokio runtime.
     pub(super) fn new(pool: Pool) -> Self {
-        let (runtime, session) = (Handle::current(), Weak::new());
-        Self { pool, runtime, session, waiting: Vec::new(), is_growing: false, too_long: None }
+        Self {
+            pool,
+            runtime: Handle::current(),
+            session: Weak::new(),
+            waiting: Vec::new(),
+            is_growing: false,
+            shortage: Shortage::default(),
+        }
     }
 
     pub(super) fn enter(&mut self, session: &Weak<Session<Mailbox>>) {
@@ -48,11 +53,10 @@ impl Supply {
         self.pool.as_blocking()
     }
 
-    /// Returns memory for a message of this end. If the pool has none, it grows for later messages.
+    /// Returns memory of the pool. If it has none, it grows for later messages.
     pub(super) fn stage(&mut self, length: usize) -> Option<Buffer> {
         let buffer = self.blocking().try_allocate(length).ok()?;
-        let is_too_long = self.too_long.is_some_and(|limit| length >= limit);
-        if buffer.is_none() && !self.is_growing && !is_too_long {
+        if buffer.is_none() && !self.is_growing && self.shortage.may_grow(length, now()) {
             self.is_growing = true;
             let (pool, session) = (self.pool.clone(), Weak::clone(&self.session));
             self.runtime.spawn(async move {
@@ -68,7 +72,7 @@ impl Supply {
     fn grown(&mut self, length: usize, has_grown: bool) {
         self.is_growing = false;
         if !has_grown {
-            self.too_long = Some(self.too_long.map_or(length, |limit| limit.min(length)));
+            self.shortage.note(length, now());
         }
     }
 
@@ -121,6 +125,11 @@ impl Supply {
     pub(super) fn close(&mut self) {
         self.waiting.clear();
     }
+}
+
+/// Returns tokio's time, which may be that of a simulation.
+fn now() -> std::time::Instant {
+    Instant::now().into_std()
 }
 
 /// A fetch that waits for memory. If this is dropped, because the runtime has shut down, the connection ends.

@@ -423,6 +423,37 @@ fn a_sender_without_memory_sends_in_frames() {
     });
 }
 
+/// Messages use memory of the heap meanwhile.
+#[test]
+fn a_pool_that_could_not_grow_grows_for_later_messages() {
+    run_in_one_thread(|| async {
+        let (pd, provider) = Provider::faulty("soft0");
+        let endpoint = Endpoint::with_options(&pd, ConnectionOptions::new(&pd)).unwrap();
+        let (client, server) = open(&endpoint, lends().offer_bytes(0)).await;
+        let (pool, length) = (endpoint.pool().as_blocking(), 100_000);
+        let _all: Vec<_> = std::iter::from_fn(|| pool.try_allocate(length).unwrap()).collect();
+        let refused = Arc::new(AtomicU32::new(0));
+        let counts = Arc::clone(&refused);
+        provider.at_region(move |call| {
+            counts.fetch_add(u32::from(call == Call::RegisterRegion), Relaxed);
+        });
+        provider.refuse(Call::RegisterRegion, ALWAYS);
+        let echo = async || {
+            tokio::join!(async { client.send(&message(length)).await.unwrap() }, async {
+                received(&server, length).await;
+            });
+            yield_now().await;
+        };
+        while refused.load(Relaxed) == 0 {
+            echo().await;
+        }
+        provider.refuse(Call::RegisterRegion, 0);
+        while pool.usage().regions == 1 {
+            echo().await;
+        }
+    });
+}
+
 /// The pool grows in a task of the runtime in which the receiver was created.
 #[test]
 fn a_receiver_whose_runtime_has_ended_and_whose_pool_must_grow_ends_the_connection() {

@@ -112,3 +112,25 @@ fn a_message_beyond_the_limit_of_the_pool_of_the_peer_is_not_sent() {
         assert!(matches!(error, MessageError::NotSent(reason) if reason == too_long), "{error}");
     });
 }
+
+/// Messages use memory of the heap meanwhile.
+#[test]
+fn a_pool_that_could_not_grow_grows_for_later_messages() {
+    once(|rig| {
+        let (one, other) = rig.messages(Options::new().offer_bytes(0));
+        let length = 100_000;
+        let _all: Vec<_> = std::iter::from_fn(|| rig.pool.try_allocate(length).unwrap()).collect();
+        let send = || {
+            thread::scope(|threads| {
+                threads.spawn(|| one.send(&bytes(length)).unwrap());
+                assert!(*other.receive().unwrap().unwrap() == bytes(length)[..]);
+            });
+        };
+        rig.pool.set_limit(rig.pool.usage().registered_bytes);
+        (0..3).for_each(|_| send());
+        rig.pool.set_limit(usize::MAX);
+        while rig.pool.usage().regions == 1 {
+            send();
+        }
+    });
+}
