@@ -165,7 +165,8 @@ static VIOLATIONS: AtomicU64 = AtomicU64::new(0);
 /// counts all of this process, blocking and asynchronous.
 ///
 /// The number never decreases. A warning of `tracing` for each of these connections states the error. It also states
-/// the address of the peer, if the connection was made by address.
+/// the address of the peer, if the connection was made by address. A peer that has a stream instead of
+/// messages, or too short receives, causes a warning, but is not counted.
 ///
 /// # Examples
 /// ```
@@ -177,13 +178,16 @@ pub fn violations() -> u64 {
     VIOLATIONS.load(Ordering::Relaxed)
 }
 
-/// Reports the end of a connection to the subscriber of `tracing`. If the peer has broken the protocol, this is a
-/// warning, and counts for [`violations`].
+/// Reports the end of a connection to the subscriber of `tracing`. If the ends do not match, or the peer has broken the
+/// protocol, this is a warning. The latter counts for [`violations`].
 pub fn report(error: ConnectionError, peer: Option<SocketAddr>) {
     match error {
         ConnectionError::Aborted => {}
         ConnectionError::Lost | ConnectionError::PeerClosed(_) => {
             tracing::debug!(%error, ?peer, "a stream or a connection for messages has ended");
+        }
+        ConnectionError::Mode(_) | ConnectionError::ReceiveBytes(_) => {
+            tracing::warn!(%error, ?peer, "the ends of a connection do not match");
         }
         _ => {
             VIOLATIONS.fetch_add(1, Ordering::Relaxed);
