@@ -3,9 +3,10 @@
 //! ```sh
 //! cargo bench -p benches --bench streams
 //! ```
-//! A write has 64 KiB, and a read takes at most 64 KiB. `RDMA_DEVICE` names a device other than soft0, and `RDMA_TURNS`
-//! a number of turns other than 9. The bench prints the median of the turns. For profiles, the argument `one` or `two`
-//! selects the number of processes, and `rdma` or `tcp` selects streams or TCP.
+//! A write has 64 KiB. A read copies at most 64 KiB; or the reader of a stream takes chunks, which are not copied.
+//! `RDMA_DEVICE` names a device other than soft0, and `RDMA_TURNS` a number of turns other than 9. The bench prints the
+//! median of the turns. For profiles, the argument `one` or `two` selects the number of processes, and `read`, `chunks`
+//! or `tcp` selects streams or TCP.
 #![allow(clippy::panic)] // a failing bench reports it
 
 use std::env;
@@ -14,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use rdma_async::Endpoint;
-use rdma_async::message::Options;
+use rdma_async::message::{Options, Stream};
 use rdma_mem::open_device;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -27,6 +28,11 @@ const LENGTH: usize = 64 << 10;
 const TURN: usize = 1 << 30;
 const ANY: &str = "127.0.0.1:0";
 
+/// The numbers of processes.
+const PROCESSES: [&str; 2] = ["one", "two"];
+/// Streams that are read by copies, streams that are read by chunks, and TCP.
+const WAYS: [&str; 3] = ["read", "chunks", "tcp"];
+
 /// The argument of the process that reads.
 const SERVE: &str = "--serve";
 
@@ -35,8 +41,7 @@ fn main() {
     let runtime = Runtime::new().unwrap_or_else(|error| panic!("{error}"));
     let outcome = runtime.block_on(async {
         if arguments.iter().any(|argument| argument == SERVE) {
-            let [rdma, tcp] = serve().await?;
-            writeln!(stdout(), "{rdma}\n{tcp}")?;
+            writeln!(stdout(), "{}", serve().await?.join("\n"))?;
             return std::future::pending().await;
         }
         compare(&arguments).await
@@ -50,14 +55,21 @@ fn endpoint() -> Outcome<Endpoint> {
     Ok(Endpoint::new(&open_device(&device)?)?)
 }
 
-/// Reads from clients that connect by RDMA or by TCP. Returns both addresses.
-async fn serve() -> Outcome<[String; 2]> {
-    let rdma = endpoint()?.listen_for_streams(ANY, Options::new()).await?;
+/// Reads from clients in each of the [`WAYS`]. Returns the addresses.
+async fn serve() -> Outcome<[String; 3]> {
+    let endpoint = endpoint()?;
+    let streams = endpoint.listen_for_streams(ANY, Options::new()).await?;
+    let chunks = endpoint.listen_for_streams(ANY, Options::new()).await?;
     let tcp = TcpListener::bind(ANY).await?;
-    let addresses = [rdma.local_addr().to_string(), tcp.local_addr()?.to_string()];
+    let addresses = [streams.local_addr(), chunks.local_addr(), tcp.local_addr()?];
     tokio::spawn(async move {
-        while let Ok(client) = rdma.accept().await {
+        while let Ok(client) = streams.accept().await {
             tokio::spawn(sink(client));
+        }
+    });
+    tokio::spawn(async move {
+        while let Ok(client) = chunks.accept().await {
+            tokio::spawn(sink_of_chunks(client));
         }
     });
     tokio::spawn(async move {
@@ -65,7 +77,7 @@ async fn serve() -> Outcome<[String; 2]> {
             tokio::spawn(sink(client));
         }
     });
-    Ok(addresses)
+    Ok(addresses.map(|address| address.to_string()))
 }
 
 /// Reads, and acknowledges each turn with a byte.
@@ -83,6 +95,20 @@ async fn sink(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Outcome<()> {
     }
 }
 
+/// Does the same with chunks, whose bytes stay where they arrived.
+async fn sink_of_chunks(mut stream: Stream) -> Outcome<()> {
+    let mut received = 0;
+    while let Some(chunk) = stream.read_chunk().await? {
+        received += chunk.len();
+        drop(chunk);
+        if received == TURN {
+            stream.write_u8(0).await?;
+            received = 0;
+        }
+    }
+    Ok(())
+}
+
 /// Returns the speed of a turn in GB/s.
 async fn turn(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Outcome<f64> {
     let (bytes, begin) = (vec![7; LENGTH], Instant::now());
@@ -96,42 +122,51 @@ async fn turn(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Outcome<f64
 async fn compare(arguments: &[String]) -> Outcome<()> {
     let turns = env::var("RDMA_TURNS").ok().and_then(|turns| turns.parse().ok());
     let turns: usize = turns.unwrap_or(9);
-    // A name without its counterpart selects.
-    let selects = |name: &str, other: &str| {
-        let is_named = |name: &str| arguments.iter().any(|argument| argument == name);
-        is_named(name) || !is_named(other)
+    // Without a name of a group, all of the group are selected.
+    let selects = |name: &str, group: &[&str]| {
+        let mut named = arguments.iter().filter(|argument| group.contains(&argument.as_str()));
+        let first = named.next();
+        first.is_none_or(|first| first == name || named.any(|other| other == name))
     };
     let mut processes = Vec::new();
-    if selects("one", "two") {
+    if selects("one", &PROCESSES) {
         processes.push(("one process", None, serve().await?));
     }
-    if selects("two", "one") {
+    if selects("two", &PROCESSES) {
         let mut command = Command::new(env::current_exe()?);
         let mut server = Running(command.arg(SERVE).stdout(Stdio::piped()).spawn()?);
         let addresses = server.addresses()?;
         processes.push(("two processes", Some(server), addresses));
     }
     let endpoint = endpoint()?;
-    for (name, _server, [rdma, tcp]) in processes {
-        let mut rdma = endpoint.connect_stream(rdma.as_str(), Options::new()).await?;
+    let selected = WAYS.map(|way| selects(way, &WAYS));
+    for (name, _server, [streams, chunks, tcp]) in processes {
+        let mut streams = endpoint.connect_stream(streams.as_str(), Options::new()).await?;
+        let mut chunks = endpoint.connect_stream(chunks.as_str(), Options::new()).await?;
         let mut tcp = TcpStream::connect(tcp.as_str()).await?;
-        let mut speeds = [Vec::new(), Vec::new()];
-        let (with_rdma, with_tcp) = (selects("rdma", "tcp"), selects("tcp", "rdma"));
-        let (own, other, done) = tokio::spawn(async move {
+        let mut speeds = [const { Vec::new() }; 3];
+        let speeds = tokio::spawn(async move {
             for _ in 0..turns {
-                if with_rdma {
-                    speeds[0].push(turn(&mut rdma).await?);
-                }
-                if with_tcp {
-                    speeds[1].push(turn(&mut tcp).await?);
+                for (way, speeds) in speeds.iter_mut().enumerate().filter(|(way, _)| selected[*way])
+                {
+                    speeds.push(match way {
+                        0 => turn(&mut streams).await?,
+                        1 => turn(&mut chunks).await?,
+                        _ => turn(&mut tcp).await?,
+                    });
                 }
             }
-            let [own, other] = speeds.each_mut().map(|speeds| median(speeds));
-            Outcome::Ok((own, other, rdma))
+            Outcome::Ok(speeds.each_mut().map(|speeds| median(speeds)))
         })
         .await??;
-        drop(done);
-        writeln!(stdout(), "{name:14} {own:6.2} GB/s, TCP {other:6.2}, ratio {:5.2}", own / other)?;
+        let [read, chunks, tcp] = speeds;
+        let ratios = [read / tcp, chunks / tcp];
+        writeln!(
+            stdout(),
+            "{name:14} {read:6.2} GB/s, by chunks {chunks:6.2}, TCP {tcp:6.2}, ratios {:5.2} and {:5.2}",
+            ratios[0],
+            ratios[1]
+        )?;
     }
     Ok(())
 }
@@ -145,11 +180,11 @@ fn median(speeds: &mut [f64]) -> f64 {
 struct Running(Child);
 
 impl Running {
-    fn addresses(&mut self) -> Outcome<[String; 2]> {
+    fn addresses(&mut self) -> Outcome<[String; 3]> {
         let said = self.0.stdout.take().ok_or("it was piped")?;
         let mut lines = BufReader::new(said).lines();
         let mut next = || Outcome::Ok(lines.next().ok_or("it has failed")??);
-        Ok([next()?, next()?])
+        Ok([next()?, next()?, next()?])
     }
 }
 
