@@ -105,10 +105,10 @@ pub(crate) struct Fault<'a> {
 }
 
 impl Fault<'_> {
-    /// Returns true if the fault concerns two processes, which the simulator does not have. The tests
-    /// of the link must find such a fault.
-    fn is_of_link(&self) -> bool {
-        ["mapped-", "ring-"].iter().any(|prefix| self.name.starts_with(prefix))
+    /// Returns the test of the link between processes that must find the fault, if the simulator cannot: it
+    /// has only one process.
+    fn test(&self) -> Option<&str> {
+        self.text.lines().find_map(|line| line.strip_prefix("Test: "))
     }
 
     /// Returns the option of the simulator that runs workloads which may find the fault.
@@ -143,6 +143,21 @@ pub(crate) fn git_apply(folder: &Path) -> Result<Command> {
     Ok(git)
 }
 
+/// Returns a command that runs another one for at most [`LIMIT`], without its messages.
+fn limited(command: &Command) -> Command {
+    let mut limited = Command::new("timeout");
+    limited.args(["--kill-after=10", &LIMIT.as_secs().to_string()]);
+    limited.arg(command.get_program()).args(command.get_args()).stderr(Stdio::null());
+    limited.current_dir(command.get_current_dir().unwrap_or(Path::new(".")));
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => limited.env(name, value),
+            None => limited.env_remove(name),
+        };
+    }
+    limited
+}
+
 /// A copy of the tree in which the faults are planted, and the build folder for it.
 struct Copy {
     folder: PathBuf,
@@ -171,10 +186,10 @@ fn planted(name: Option<&str>, seed: &str) -> Result<bool> {
     for fault in &faults {
         copy.restore(&tree)?;
         println!("{}: {}", fault.name, fault.text.lines().next().unwrap_or_default());
-        let found = copy.plant(fault).and_then(|()| match fault.is_of_link() {
-            true => copy.test_link(),
-            false => copy.search(fault.option(), seed),
-        });
+        let found = match fault.test() {
+            Some(test) => copy.test(fault, test),
+            None => copy.plant(fault).and_then(|()| copy.search(fault.option(), seed)),
+        };
         match &found {
             Ok(found) => println!("{}\n", found.lines.join("\n")),
             Err(why) => println!("not found: {why:#}\n"),
@@ -219,37 +234,42 @@ impl Copy {
         Ok(())
     }
 
-    /// Builds the tests of the link between processes, and runs them until one fails.
-    fn test_link(&self) -> Result<Found> {
-        let tests = |more: &[&str]| {
+    /// Runs a test of the link between processes, which must pass before the fault is planted, and then fail.
+    fn test(&self, fault: &Fault<'_>, test: &str) -> Result<Found> {
+        let tests = |words: &[&str]| {
             let mut tests = cargo(&self.folder);
-            tests.args(["test", "--quiet", "-p", "rdma-soft", "--test", "behaviour"]).args(more);
-            tests.args(["--target-dir"]).arg(&self.target).env("CARGO_INCREMENTAL", "1");
+            tests.args([
+                "test",
+                "--quiet",
+                "-p",
+                "rdma-soft",
+                "--test",
+                "behaviour",
+                "--target-dir",
+            ]);
+            tests.arg(&self.target).env("CARGO_INCREMENTAL", "1").args(words);
             tests
         };
+        let build = || -> Result<()> {
+            let status = tests(&["--no-run"]).status().context("starting cargo")?;
+            ensure!(status.success(), "it does not build");
+            Ok(())
+        };
+        let run = || limited(&tests(&["--", "--exact", test])).output().context("starting a test");
+        build()?;
+        let output = run()?;
+        let has_passed = String::from_utf8_lossy(&output.stdout).contains(" 1 passed;");
+        ensure!(has_passed, "{test} does not pass without the fault: {}", output.status);
+        self.plant(fault)?;
         let start = Instant::now();
-        let status = tests(&["--no-run"]).status().context("starting cargo")?;
-        ensure!(status.success(), "it does not build");
+        build()?;
         let build = start.elapsed();
         let start = Instant::now();
-        let mut search = Command::new("timeout");
-        search.args(["--kill-after=10", &LIMIT.as_secs().to_string()]);
-        let tests = tests(&[]);
-        search.current_dir(&self.folder).arg(tests.get_program()).args(tests.get_args());
-        // The same as above, so that nothing is built again.
-        search.env("CARGO_INCREMENTAL", "1");
-        search.args(["--", "local_link", "two_processes"]).stderr(Stdio::null());
-        let output = search.output().context("starting the tests")?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        let failed = text.lines().find_map(|line| line.strip_prefix("---- "));
-        let Some(test) = failed.and_then(|line| line.strip_suffix(" stdout ----")) else {
-            bail!("the tests ended with {}", output.status);
-        };
-        Ok(Found {
-            build,
-            search: start.elapsed(),
-            lines: vec![format!("found after a run: {test}")],
-        })
+        let status = run()?.status;
+        let is_over_limit = matches!(status.code(), Some(124 | 137));
+        ensure!(!status.success() && !is_over_limit, "{test} ends with {status}");
+        let lines = vec![format!("found after a run of {test}")];
+        Ok(Found { build, search: start.elapsed(), lines })
     }
 
     /// Builds the simulator and lets it search for the fault.
@@ -261,12 +281,9 @@ impl Copy {
         ensure!(status.context("starting cargo")?.success(), "it does not build");
         let build = start.elapsed();
         let start = Instant::now();
-        let program = self.target.join("release/sim");
-        let limit = LIMIT.as_secs().to_string();
-        let mut search = Command::new("timeout");
-        search.args(["--kill-after=10", &limit]).arg(program);
-        search.args(["--seed", seed, option, "1000000000"]).stderr(Stdio::null());
-        let output = search.output().context("starting the simulator")?;
+        let mut search = Command::new(self.target.join("release/sim"));
+        search.args(["--seed", seed, option, "1000000000"]);
+        let output = limited(&search).output().context("starting the simulator")?;
         let text = String::from_utf8_lossy(&output.stdout);
         let lines: Vec<_> = text.lines().map(str::to_owned).collect();
         if !lines.iter().any(|line| line.starts_with("found after")) {

@@ -174,6 +174,13 @@ impl Mr {
         self
     }
 
+    /// Sends the process a signal at the first access to a page of this file. Same as
+    /// [`Mapping::signal_at_access`].
+    pub fn signal_at_access(&self, page: usize, signal: i32) {
+        let Memory::File(mapping) = &self.memory else { panic!("a file has pages of its own") };
+        mapping.signal_at_access(page, signal);
+    }
+
     /// Returns the key that peers use for the region.
     pub fn rkey(&self) -> u32 {
         rkey_of(self.mr)

@@ -55,16 +55,16 @@ fn mark() {
 /// Panics if the program cannot be run or traced, ends before that, or fails.
 pub fn trace(program: &mut Command, mut is_last: impl FnMut(&[c_long]) -> bool) {
     let program = program.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = program.spawn().expect("the program runs");
-    let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
-    let thread = loop {
+    let mut traced = Traced { child: program.spawn().expect("the program runs"), thread: None };
+    let output = traced.child.stdout.take().expect("its output");
+    let mut lines = BufReader::new(output).lines();
+    while traced.thread.is_none() {
         let line = lines.next().expect("the program has a traced thread").expect("its output");
         // The test harness writes to the same line.
         if let Some((_, thread)) = line.split_once(TRACED) {
-            break thread.parse().expect("a number");
+            traced.thread = Some(thread.parse().expect("a number"));
         }
-    };
-    let mut traced = Traced { child, thread };
+    }
     assert!(libc::WIFSTOPPED(traced.wait()));
     let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
     traced.request(libc::PTRACE_SETOPTIONS, options);
@@ -103,21 +103,25 @@ pub fn trace(program: &mut Command, mut is_last: impl FnMut(&[c_long]) -> bool) 
 /// A program with a traced thread. Dropped, it is killed.
 struct Traced {
     child: Child,
-    thread: pid_t,
+    thread: Option<pid_t>,
 }
 
 impl Traced {
+    fn thread(&self) -> pid_t {
+        self.thread.expect("the thread is known")
+    }
+
     fn request(&self, request: c_uint, data: c_int) {
         let data = ptr::without_provenance_mut(data.cast_unsigned() as usize);
-        assert_eq!(ptrace(request, self.thread, 0, data), 0, "request {request}");
+        assert_eq!(ptrace(request, self.thread(), 0, data), 0, "request {request}");
     }
 
     /// Waits until the thread stops or ends, and returns its status.
     fn wait(&self) -> c_int {
         let mut status = 0;
         // SAFETY: SAFETY.md F15: the status is a valid place during the call.
-        let found = unsafe { libc::waitpid(self.thread, &raw mut status, libc::__WALL) };
-        assert_eq!(found, self.thread, "the thread is traced");
+        let found = unsafe { libc::waitpid(self.thread(), &raw mut status, libc::__WALL) };
+        assert_eq!(found, self.thread(), "the thread is traced");
         status
     }
 
@@ -126,7 +130,7 @@ impl Traced {
         let mut info = MaybeUninit::<libc::ptrace_syscall_info>::zeroed();
         let size = size_of_val(&info);
         let read =
-            ptrace(libc::PTRACE_GET_SYSCALL_INFO, self.thread, size, info.as_mut_ptr().cast());
+            ptrace(libc::PTRACE_GET_SYSCALL_INFO, self.thread(), size, info.as_mut_ptr().cast());
         assert!(read > 0, "the kernel reports the number of a call");
         // SAFETY: SAFETY.md F15: all fields are numbers, and the kernel has written the first ones. The others are zero.
         let info = unsafe { info.assume_init() };
@@ -141,8 +145,9 @@ impl Drop for Traced {
         let _ = self.child.kill();
         let mut status = 0;
         // The end of the process is reported only after that of the traced thread.
-        // SAFETY: SAFETY.md F15: the status is a valid place during the call.
-        while unsafe { libc::waitpid(self.thread, &raw mut status, libc::__WALL) } == self.thread
+        while let Some(thread) = self.thread
+            // SAFETY: SAFETY.md F15: the status is a valid place during the call.
+            && unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) } == thread
             && libc::WIFSTOPPED(status)
         {}
         let _ = self.child.wait();
@@ -150,7 +155,7 @@ impl Drop for Traced {
 }
 
 fn ptrace(request: c_uint, thread: pid_t, address: usize, data: *mut c_void) -> c_long {
-    // SAFETY: SAFETY.md F15: the requests of this module read and write no memory of this process but the struct that
+    // SAFETY: SAFETY.md F15: the requests of this module read and write no memory of this process, except the struct that
     // `PTRACE_GET_SYSCALL_INFO` fills, whose length is `address`.
     unsafe { libc::ptrace(request, thread, address, data) }
 }
