@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rdma_mem::ProtectionDomain;
 
-use crate::environment::Settings;
+use crate::environment::{MOST_RANKS, Settings};
 use crate::error::Error;
 use crate::group::{Group, LIMIT};
 use crate::world::World;
@@ -132,6 +132,3 @@ impl<'a> GroupBuilder<'a> {
         Ok((pd, settings, [join_limit, limit]))
     }
 }
-
-/// The maximum size of a group. Rank 0 allocates a place for each rank before any has joined.
-const MOST_RANKS: usize = 65_536;

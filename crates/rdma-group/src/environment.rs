@@ -1,8 +1,15 @@
 //! The rank and the size of the group, as the launcher of the program states them in environment variables.
 
+use std::num::NonZero;
 use std::{fmt, iter};
 
 use crate::error::Error;
+
+/// The maximum size of a group. Rank 0 allocates a place for each rank before any has joined.
+pub(crate) const MOST_RANKS: usize = 65_536;
+
+/// The maximum length of the name of a host.
+const HOST_BYTES: usize = 255;
 
 /// The rank of this process, and the group that it joins.
 #[derive(Clone, PartialEq, Eq)]
@@ -165,41 +172,42 @@ fn unknown(_: &Variables<'_>, _: usize) -> Vec<String> {
 /// blocks, or its variables do not fit.
 fn of_block_distribution(variables: &Variables<'_>, world_size: usize) -> Vec<String> {
     let get = variables.get;
-    if get("SLURM_DISTRIBUTION").is_some_and(|it| !it.starts_with("block")) {
+    let is_other = get("SLURM_DISTRIBUTION").is_some_and(|it| !it.starts_with("block"));
+    if is_other || world_size > MOST_RANKS {
         return Vec::new();
     }
     let hosts = get("SLURM_STEP_NODELIST").map(|list| hosts_in(&list, world_size));
     let tasks = get("SLURM_STEP_TASKS_PER_NODE").and_then(|tasks| tasks_in(&tasks, world_size));
     let (hosts, tasks) = (hosts.unwrap_or_default(), tasks.unwrap_or_default());
-    if hosts.len() != tasks.len() || tasks.iter().sum::<usize>() != world_size {
+    if hosts.len() != tasks.len() {
         return Vec::new();
     }
     let of_host = |(host, tasks)| iter::repeat_n(host, tasks);
     hosts.into_iter().zip(tasks).flat_map(of_host).collect()
 }
 
-/// Returns the numbers in a list such as `2(x3),1`, or `None` if it is invalid. None may exceed `most`.
-fn tasks_in(list: &str, most: usize) -> Option<Vec<usize>> {
-    let mut tasks = Vec::new();
+/// Returns the numbers in a list such as `2(x3),1`, or `None` if it is invalid. Their sum must be `sum`.
+fn tasks_in(list: &str, sum: usize) -> Option<Vec<usize>> {
+    let (mut tasks, mut left) = (Vec::new(), sum);
     for part in list.split(',') {
         let (count, times) = match part.split_once("(x") {
             Some((count, times)) => (count, times.strip_suffix(')')?.parse().ok()?),
             None => (part, 1),
         };
-        let count: usize = count.parse().ok()?;
-        if count > most || times > most {
-            return None;
-        }
-        tasks.extend(iter::repeat_n(count, times));
+        // A number is at least 1, so the list has at most `sum` numbers.
+        let count: NonZero<usize> = count.parse().ok()?;
+        left = left.checked_sub(count.get().checked_mul(times)?)?;
+        tasks.extend(iter::repeat_n(count.get(), times));
     }
-    Some(tasks)
+    (left == 0).then_some(tasks)
 }
 
 pub(crate) fn with_port(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// Returns the first hosts of a list such as `gpu[03-05,9]-ib0,login1`, at most that many.
+/// Returns the first hosts of a list such as `gpu[03-05,9]-ib0,login1`, at most that many. The list ends before a name
+/// without valid hosts.
 fn hosts_in(list: &str, most: usize) -> Vec<String> {
     let (mut hosts, mut inside) = (Vec::new(), false);
     let names = list.split(|character| {
@@ -208,28 +216,46 @@ fn hosts_in(list: &str, most: usize) -> Vec<String> {
     });
     for name in names {
         let left = most.saturating_sub(hosts.len());
-        hosts.append(&mut expanded(name, left));
+        let mut more = expanded(name, left);
+        if more.is_empty() {
+            break;
+        }
+        hosts.append(&mut more);
     }
     hosts
 }
 
-/// Expands a name with numbers in brackets. Returns the first names, at most that many.
+/// Expands a name with numbers in brackets. Returns the first names, at most that many. They end before one that is too
+/// long for a host.
 fn expanded(name: &str, most: usize) -> Vec<String> {
-    let Some((before, after)) = name.split_once('[') else {
-        return iter::repeat_n(name.to_owned(), most.min(1)).collect();
-    };
-    let (numbers, after) = after.split_once(']').unwrap_or((after, ""));
-    let ends = expanded(after, most);
-    let numbers = numbers.split(',').flat_map(|range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let [start, end] = [first, last].map(|number| number.parse::<u64>().unwrap_or(0));
-        (start..=end).map(|number| format!("{number:00$}", first.len()))
-    });
-    let names = numbers.flat_map(|number| {
-        let name = format!("{before}{number}");
-        ends.iter().map(move |end| name.clone() + end)
-    });
-    names.take(most).collect()
+    let is_host = |name: &String| name.len() <= HOST_BYTES;
+    let mut names = vec![String::new()];
+    for part in name.split_inclusive(']') {
+        let ends: Vec<_> = match part.split_once('[') {
+            Some((before, numbers)) => {
+                let numbers = numbers.strip_suffix(']').unwrap_or(numbers);
+                let numbers = numbers.split(',').flat_map(numbers_in);
+                let ends = numbers.map(|number| format!("{before}{number}"));
+                ends.take_while(is_host).take(most).collect()
+            }
+            None => vec![part.to_owned()],
+        };
+        let longer = names.iter().flat_map(|name| ends.iter().map(move |end| name.clone() + end));
+        names = longer.take_while(is_host).take(most).collect();
+        if names.is_empty() {
+            break;
+        }
+    }
+    names.truncate(most);
+    names
+}
+
+/// Returns the numbers of a range such as `03-05`, or a single one.
+fn numbers_in(range: &str) -> impl Iterator<Item = String> {
+    let (first, last) = range.split_once('-').unwrap_or((range, range));
+    let [start, end] = [first, last].map(|number| number.parse::<u64>().unwrap_or(0));
+    let width = first.len().min(HOST_BYTES + 1);
+    (start..=end).map(move |number| format!("{number:0width$}"))
 }
 
 #[cfg(test)]
@@ -302,7 +328,17 @@ mod tests {
         assert_eq!(all("n[9-11]r[1,2],x"), "n9r1 n9r2 n10r1 n10r2 n11r1 n11r2 x");
         let most = hosts_in("n[0-18446744073709551615],x[0-9]", 3);
         assert_eq!(most, ["n0", "n1", "n2"]);
-        assert!(hosts_in("n[3-1],", 9).len() <= 1);
+    }
+
+    #[test]
+    fn lists_of_hosts_end_before_an_invalid_name() {
+        let all = |list: &str| hosts_in(list, 100).join(" ");
+        assert_eq!(all("a,n[3-1],b"), "a");
+        assert_eq!(all("a,n[0-18446744073709551615]r[3-1]"), "a");
+        let long = "x".repeat(HOST_BYTES - 1);
+        assert_eq!(all(&format!("a,{long}[9-10]")), format!("a {long}9"));
+        assert_eq!(all(&format!("a,n[{}]", "0".repeat(1_000_000))), "a");
+        assert_eq!(all(&format!("a,{}", "[1]".repeat(1_000_000))), "a");
     }
 
     #[test]
@@ -325,6 +361,26 @@ mod tests {
         for wrong in ["", "2(x2),1", "2(x2),1(x3)", "2(x2", "x", "2(x2),1(x99999999999)", "3(x4)"] {
             assert_eq!(hosts(wrong, ""), "", "{wrong}");
         }
+        for wrong in ["0(x99999999999),6", "9223372036854775808(x2),6", "6,0,0,0"] {
+            assert_eq!(hosts(wrong, ""), "", "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_hosts_of_more_ranks_than_fit_in_a_group_are_unknown() {
+        let hosts = |ranks: usize| {
+            let size = ranks.to_string();
+            let variables = [
+                ("SLURM_PROCID", "0"),
+                ("SLURM_NTASKS", &*size),
+                ("SLURM_STEP_NODELIST", "n"),
+                ("SLURM_JOB_ID", "1001"),
+                ("SLURM_STEP_TASKS_PER_NODE", &*size),
+            ];
+            read(&variables).unwrap().hosts.len()
+        };
+        assert_eq!(hosts(MOST_RANKS), MOST_RANKS);
+        assert_eq!(hosts(MOST_RANKS + 1), 0);
     }
 
     #[test]
