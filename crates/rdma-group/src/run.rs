@@ -69,6 +69,8 @@ impl<'a, T: Pod> Run<'a, T> {
         buffer: Elements<'a, T>,
         combine: Option<&'a Combine<'a, T>>,
     ) -> Self {
+        // Elements are numbers or bytes. Otherwise, a long one would need a landing, but its block could be short.
+        const { assert!(size_of::<T>() <= size_of::<u64>()) };
         Self { call, schedule, buffer, combine, round: 0, piece: 0, done: 0, scratch: Vec::new() }
     }
 

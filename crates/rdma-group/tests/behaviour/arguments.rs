@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bytemuck::Pod;
 use rdma_group::{Error, Group, Reduction};
 
 use crate::ranks::{domain, free_address, text, threads};
@@ -103,5 +104,25 @@ fn empty_buffers_and_elements_without_bytes_are_valid() {
         group.scatter(1, &mut [[0_u8; 3]; 0]).unwrap();
         group.reduce(1, &mut [0.0; 0], Reduction::Sum).unwrap();
         assert_eq!(group.reduce_scatter(&mut [0_i8; 0], Reduction::Max).unwrap(), 0..0);
+    });
+}
+
+#[test]
+fn elements_longer_than_a_message_or_a_piece_are_valid() {
+    fn exchange<T: Pod>(group: &mut Group) {
+        let own = if group.rank() == 0 { 1 } else { 2 };
+        let mut elements = vec![T::zeroed(); 2];
+        bytemuck::bytes_of_mut(&mut elements[group.rank()]).fill(own);
+        group.all_gather(&mut elements).unwrap();
+        for (element, byte) in elements.iter().zip(1..) {
+            assert!(bytemuck::bytes_of(element).iter().all(|it| *it == byte));
+        }
+        let element = &mut elements[group.rank()];
+        group.broadcast(1, std::slice::from_mut(element)).unwrap();
+        assert!(bytemuck::bytes_of(element).iter().all(|it| *it == 2));
+    }
+    threads(2, |group| {
+        exchange::<[[u8; 4096]; 10]>(group);
+        exchange::<[[u8; 4096]; 96]>(group);
     });
 }
