@@ -31,7 +31,7 @@ const STRANGERS: usize = 64;
 /// The connections that wait to be accepted, if the group is not larger.
 const BACKLOG: usize = 1024;
 
-/// The time for an attempt to connect to one of several addresses of rank 0.
+/// The maximum time of an attempt to connect to one of several addresses of rank 0.
 const ATTEMPT: Duration = Duration::from_secs(3);
 
 /// The time that rank 0 has to send its decision after its own limit.

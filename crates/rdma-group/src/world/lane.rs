@@ -1,8 +1,8 @@
 //! Long pieces between two ranks, which a rank writes to memory of its peer.
 //!
 //! Each end provides a *landing*: registered memory that only this peer writes. It has [`SLOTS`] slots. The sender writes a
-//! piece to the next slot, and then sends a message with the call and the length. Messages and WRITEs are in order, so the
-//! bytes have arrived before the message. The receiver copies the piece and sends a message that grants the slot again.
+//! piece to the next slot, and then sends a message that announces it. Messages and WRITEs are in order, so the bytes have
+//! arrived before the message. The receiver copies the piece and sends a message that grants the slot again.
 //! A landing belongs to one connection, and no program sees it. So a WRITE that arrives late harms nothing.
 
 use std::mem;
@@ -19,15 +19,15 @@ const SLOTS: usize = 2;
 /// The form of a message, which is in a byte that calls do not use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// A call and data.
+    /// A call, the length of the whole block, and data.
     Short,
-    /// A call and the length of the data, which is in the landing.
+    /// A call and the length of the whole block. The data of the piece is in the landing.
     Long,
     /// A slot of the landing is free again.
     Granted,
     /// The address of the landing.
     Landing,
-    /// A call whose sender waits for the landing.
+    /// A call and the length of the whole block. The sender waits for the landing.
     Asked,
 }
 

@@ -39,8 +39,7 @@ impl<W> SharedWorld<W> {
         self.entries.get(rank).map(|entry| entry.host.clone()).unwrap_or_default()
     }
 
-    /// # Errors
-    /// [`Error::Device`] in a forked child.
+    /// Returns an error, [`Error::Device`], in a forked child.
     pub(crate) fn check_process(&self) -> Result<(), Error> {
         Ok(self.pd.check_process().map_err(rdma_mem::Error::from)?)
     }
@@ -50,8 +49,8 @@ impl SharedWorld<Mutex<World>> {
     /// Waits until no other thread is in a collective, within the limit of a collective.
     ///
     /// # Errors
-    /// [`Error::Argument`] if this thread is in one: a function of a reduction has called a subgroup. The same if another
-    /// thread is still in one at the limit, for example because its function waits for this thread.
+    /// [`Error::Argument`] if this thread is in one: a function of a reduction has called a subgroup. This error is also
+    /// returned if another thread is still in one at the limit, for example because its function waits for this thread.
     /// [`Error::Device`] in a forked child.
     pub(crate) fn enter(&self) -> Result<Entered<'_>, Error> {
         self.check_process()?;
@@ -105,8 +104,7 @@ impl Threads {
 }
 
 impl Inside {
-    /// # Errors
-    /// [`Error::Argument`] if this is the thread.
+    /// Returns an error, [`Error::Argument`], if this is the thread.
     #[cfg(feature = "async")]
     pub(crate) fn check(&self) -> Result<(), Error> {
         lock(&self.threads).check()
