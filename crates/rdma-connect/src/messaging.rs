@@ -165,8 +165,8 @@ static VIOLATIONS: AtomicU64 = AtomicU64::new(0);
 /// counts all of this process, blocking and asynchronous.
 ///
 /// The number never decreases. A warning of `tracing` for each of these connections states the error. It also states
-/// the address of the peer, if the connection was made by address. A peer that has a stream instead of
-/// messages, or too short receives, causes a warning, but is not counted.
+/// the address of the peer, if the connection was made by address. A peer that has a stream instead of messages causes a
+/// warning, but is not counted.
 ///
 /// # Examples
 /// ```
@@ -186,7 +186,7 @@ pub fn report(error: ConnectionError, peer: Option<SocketAddr>) {
         ConnectionError::Lost | ConnectionError::PeerClosed(_) => {
             tracing::debug!(%error, ?peer, "a stream or a connection for messages has ended");
         }
-        ConnectionError::Mode(_) | ConnectionError::ReceiveBytes(_) => {
+        ConnectionError::Mode(_) => {
             tracing::warn!(%error, ?peer, "the ends of a connection do not match");
         }
         _ => {
