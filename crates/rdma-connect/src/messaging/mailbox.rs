@@ -306,12 +306,16 @@ impl Mailbox {
         }
     }
 
-    /// Returns true if the limits allow that a message is lent.
-    fn may_lend(&self, length: usize) -> bool {
-        let Limits { offers, offer_bytes, eager_bytes, .. } = self.limits;
-        let (staged, bytes) = (self.operations.staged(), length as u64);
-        let has_room = staged == 0 || staged + bytes <= u64::from(offer_bytes);
-        offers > 0 && self.peer_fetches && bytes > u64::from(eager_bytes) && has_room
+    /// Returns true if the limits allow that a message is copied to memory of the pool as a whole.
+    fn may_stage(&self, length: usize) -> bool {
+        let staged = self.operations.staged();
+        staged == 0 || staged + length as u64 <= u64::from(self.limits.offer_bytes)
+    }
+
+    /// Returns true if a message of this length is lent once it is copied.
+    fn is_lent(&self, length: usize) -> bool {
+        let Limits { offers, eager_bytes, .. } = self.limits;
+        offers > 0 && self.peer_fetches && length as u64 > u64::from(eager_bytes)
     }
 
     /// Makes the message of an operation readable by the peer. If that is impossible, it is sent in parts.
@@ -391,9 +395,10 @@ impl Mailbox {
                 }
             }
             Content::Bytes(bytes) => {
-                let (is_long, is_lent) = (bytes.len() > LONG_COPY, self.may_lend(bytes.len()));
-                let memory = if is_long || is_lent { requests.stage(bytes.len()) } else { None };
-                if let Some(memory) = memory.as_ref().filter(|_| is_lent) {
+                let (is_long, is_lent) = (bytes.len() > LONG_COPY, self.is_lent(bytes.len()));
+                let is_staged = (is_long || is_lent) && self.may_stage(bytes.len());
+                let memory = if is_staged { requests.stage(bytes.len()) } else { None };
+                if let Some(memory) = &memory {
                     self.operations.stage(ticket, memory);
                 }
                 if is_long {

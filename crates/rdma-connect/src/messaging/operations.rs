@@ -21,7 +21,7 @@ struct Pending {
     result: Option<Result<(), OperationError>>,
     reply: Body,
     source: Source,
-    /// The number of bytes that count as copied for an offer.
+    /// The length of the memory to which the whole message was copied.
     staged: u64,
     is_call: bool,
     /// Whether the future was dropped.
@@ -46,7 +46,7 @@ pub(super) struct Operations {
     live: usize,
     /// The number of them that end, or continue, with the completion of a SEND.
     sending: usize,
-    /// The number of bytes that were copied for offers.
+    /// The total length of the memory to which whole messages were copied.
     staged: u64,
 }
 
@@ -110,7 +110,8 @@ impl Operations {
         self.set_source(ticket, Source::Buffer(buffer));
     }
 
-    /// Counts the memory that a message is copied to as staged until the peer has fetched it.
+    /// Counts the memory that a message is copied to as staged until the peer has fetched it, or its last frame has a
+    /// copy.
     pub(super) fn stage(&mut self, ticket: Ticket, buffer: &Buffer) {
         let bytes = buffer.len() as u64;
         if let Some(pending) = self.at(ticket) {
@@ -135,7 +136,7 @@ impl Operations {
         self.staged -= staged;
     }
 
-    /// Returns the number of bytes that were copied for offers.
+    /// Returns the total length of the memory to which whole messages were copied.
     pub(super) const fn staged(&self) -> u64 {
         self.staged
     }
@@ -174,9 +175,11 @@ impl Operations {
         let Some(part) = part else { return (0, None) };
         memory.copy_from_slice(part);
         let (length, is_last) = (part.len(), from + part.len() == bytes.len());
-        let spent =
-            if is_last { self.set_source(ticket, Source::Nothing) } else { Source::Nothing };
-        (length, spent.into_buffer())
+        if !is_last {
+            return (length, None);
+        }
+        self.unstage(operation);
+        (length, self.set_source(ticket, Source::Nothing).into_buffer())
     }
 
     /// Keeps the reply to a call.

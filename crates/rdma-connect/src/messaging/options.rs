@@ -76,6 +76,8 @@ impl Options {
 
     /// Sets the number of bytes that are lent to the peer at a time. A single longer message is lent too. If this is 0,
     /// all messages are sent in frames. Default: 64 MiB.
+    ///
+    /// Copies of messages of more than 1 MiB that are sent in frames count too, unless they are on the heap.
     pub const fn offer_bytes(mut self, bytes: u32) -> Self {
         self.limits.offer_bytes = bytes;
         self

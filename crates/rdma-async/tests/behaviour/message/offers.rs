@@ -423,6 +423,40 @@ fn a_sender_without_memory_sends_in_frames() {
     });
 }
 
+/// Further messages use memory of the heap.
+#[test]
+fn pending_long_messages_in_frames_use_at_most_offer_bytes_of_the_pool() {
+    const LENGTH: usize = 2 << 20;
+    run_in_one_thread(|| async {
+        let (sender, receiver) = (endpoint("soft0"), endpoint("soft0"));
+        let options = Options::new().fetch_bytes(0).offer_bytes(5 << 20);
+        let listener = receiver.listen_for_messages("127.0.0.1:0", options).await.unwrap();
+        let client = sender.connect_messages(listener.local_addr(), options);
+        let (client, server) = tokio::join!(client, listener.accept());
+        let (client, server) = (client.unwrap(), server.unwrap());
+        sender.pool().grow(8 * LENGTH).await.unwrap();
+        let (before, bytes) = (sender.pool().usage().used_bytes, message(LENGTH));
+        let staged = || sender.pool().usage().used_bytes - before;
+        // A call whose question was sent has no copy, although it has no answer.
+        let (mut calls, mut requests) = ([(); 2].map(|()| Box::pin(client.call(&bytes))), vec![]);
+        for call in &mut calls {
+            tokio::select! {
+                answer = call => panic!("{answer:?}"),
+                request = server.receive() => requests.push(request.unwrap()),
+            }
+        }
+        assert_eq!(staged(), 0);
+        let mut sends: Vec<_> = (0..5).map(|_| Box::pin(client.send(&bytes))).collect();
+        assert!(sends.iter_mut().all(|send| poll_once(send).is_pending()));
+        assert_eq!(staged(), 2 * LENGTH);
+        for send in sends {
+            let (sent, ()) = tokio::join!(send, received(&server, LENGTH));
+            sent.unwrap();
+        }
+        assert_eq!(staged(), 0);
+    });
+}
+
 /// Messages use memory of the heap meanwhile.
 #[test]
 fn a_pool_that_could_not_grow_grows_for_later_messages() {
@@ -438,6 +472,7 @@ fn a_pool_that_could_not_grow_grows_for_later_messages() {
             counts.fetch_add(u32::from(call == Call::RegisterRegion), Relaxed);
         });
         provider.refuse(Call::RegisterRegion, ALWAYS);
+        assert_eq!(pool.usage().regions, 1);
         let echo = async || {
             tokio::join!(async { client.send(&message(length)).await.unwrap() }, async {
                 received(&server, length).await;

@@ -128,6 +128,7 @@ fn a_pool_that_could_not_grow_grows_for_later_messages() {
         };
         rig.pool.set_limit(rig.pool.usage().registered_bytes);
         (0..3).for_each(|_| send());
+        assert_eq!(rig.pool.usage().regions, 1, "the limit refuses growth");
         rig.pool.set_limit(usize::MAX);
         while rig.pool.usage().regions == 1 {
             send();
