@@ -10,7 +10,7 @@ use rdma_async::{Connection, Driver, Endpoint, Pool};
 use rdma_mem::{AccessFlags, Buffer, Context, RemoteMemoryRegion, open_device};
 use rdma_qp::MaxRnrRetries;
 use rdma_qp::prelude::*;
-use test_support::alloc_counter::CountingAllocator;
+use test_support::alloc_counter::{CountingAllocator, assert_steady};
 use test_support::program::await_threads;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::join;
@@ -102,7 +102,7 @@ async fn connect([client, server]: [&Endpoint; 2], options: Options) -> [Message
     [client.unwrap(), server.unwrap()]
 }
 
-/// These send all messages in frames, and give credit for 128 KiB.
+/// Returns options with which all messages are sent in frames, and the credit is 128 KiB.
 fn in_frames() -> Options {
     Options::new().offer_bytes(0).window_bytes(128 << 10)
 }
@@ -120,23 +120,20 @@ async fn between_full_pools(context: &Context, length: usize) {
         let fill = |size| iter::from_fn(move || pool.try_allocate(size).unwrap());
         sizes.flat_map(fill).collect::<Vec<_>>()
     });
-    let (bytes, mut before) = (vec![7; length], 0);
-    for round in 0..200 {
-        match round {
+    let (bytes, mut counts) = (vec![7; length], [0; 200]);
+    for (round, count) in counts.iter_mut().enumerate() {
+        if round < 100 {
             // Lets the pools grow, in a task and on a thread.
-            0..100 => {
-                yield_now().await;
-                await_threads();
-                yield_now().await;
-            }
-            100 => before = ALLOCATOR.allocations(),
-            _ => {}
+            yield_now().await;
+            await_threads();
+            yield_now().await;
         }
         let (sent, received) = join!(client.send(&bytes), server.receive());
         sent.unwrap();
         assert!(*received.unwrap().unwrap() == *bytes);
+        *count = ALLOCATOR.allocations();
     }
-    assert_eq!(ALLOCATOR.allocations() - before, 0, "{length}");
+    assert_steady(&counts, &format!("{length} between full pools"));
     drop(kept);
 }
 

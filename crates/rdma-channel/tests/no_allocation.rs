@@ -1,5 +1,6 @@
 //! Operations allocate no memory and make no system call, in any form. Messages allocate no memory, in one frame, in
-//! several, or lent, also if their pool was full. The test has its own `main`, because the threads of the usual harness allocate, too.
+//! several, or lent, also if their pool was full. The test has its own `main`, because the threads of the usual harness
+//! allocate, too.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -19,7 +20,7 @@ use rdma_qp::{
     WriteWorkRequest,
 };
 use rdma_soft::{Builder, Schedule};
-use test_support::alloc_counter::CountingAllocator;
+use test_support::alloc_counter::{CountingAllocator, assert_steady};
 use test_support::program::{await_threads, is_emulated, this_program};
 use test_support::system_calls::{end_at_first_system_call, first_system_call};
 
@@ -115,7 +116,7 @@ fn main() {
     }
     for wait in [Wait::Spin, Wait::Sleep] {
         messages(wait, Options::new());
-        // These send all messages in frames, and the longest ones need more than the peer's credit.
+        // The longest messages need more than the peer's credit.
         messages(wait, in_frames());
         for length in BETWEEN_FULL_POOLS {
             between_full_pools(wait, length);
@@ -209,7 +210,7 @@ fn across_threads(rig: Rig) {
     assert_eq!(counts[MESSAGES - 1] - counts[MESSAGES / 2], 0, "between threads");
 }
 
-/// These send all messages in frames, and give credit for 128 KiB.
+/// Returns options with which all messages are sent in frames, and the credit is 128 KiB.
 fn in_frames() -> Options {
     Options::new().offer_bytes(0).window_bytes(128 << 10)
 }
@@ -279,13 +280,6 @@ fn messages(wait: Wait, options: Options) {
     assert_steady(&counts, &format!("{wait:?}, {options:?}"));
     client.finish().unwrap();
     server.join().unwrap();
-}
-
-/// Asserts that successive rounds allocate nothing, by the numbers of allocations after each round. At first, the pool
-/// grows, and devices and threads allocate what they need. On a busy machine, a thread may first sleep in a late round.
-fn assert_steady(counts: &[u64], name: &str) {
-    let is_steady = counts.windows(20).any(|rounds| rounds[0] == rounds[19]);
-    assert!(is_steady, "{name}: {counts:?}");
 }
 
 fn unwrap_scope(error: rdma_channel::ScopeError) -> TransportError {

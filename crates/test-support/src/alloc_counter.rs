@@ -33,6 +33,17 @@ pub struct CountingAllocator {
     freed: AtomicU64,
 }
 
+/// Asserts that the second half of the rounds allocates nothing, except in at most one round, in which a thread of a busy
+/// machine may sleep for the first time. `counts` has the number of allocations after each round.
+///
+/// # Panics
+/// If more rounds allocate.
+pub fn assert_steady(counts: &[u64], name: &str) {
+    let late = &counts[counts.len() / 2..];
+    let allocating = late.windows(2).filter(|rounds| rounds[0] != rounds[1]).count();
+    assert!(allocating <= 1, "{name}: {counts:?}");
+}
+
 impl CountingAllocator {
     /// Creates an allocator whose counters are zero.
     pub const fn new() -> Self {
