@@ -3,7 +3,7 @@
 //! ```sh
 //! cargo bench -p benches --bench streams
 //! ```
-//! A write has 64 KiB. A read copies at most 64 KiB; or the reader of a stream takes chunks, which are not copied.
+//! A write has 64 KiB. A read copies at most 64 KiB. The reader of a stream can also take chunks, which are not copied.
 //! `RDMA_DEVICE` names a device other than soft0, and `RDMA_TURNS` a number of turns other than 9. The bench prints the
 //! median of the turns. For profiles, the argument `one` or `two` selects the number of processes, and `read`, `chunks`
 //! or `tcp` selects streams or TCP.
@@ -95,7 +95,7 @@ async fn sink(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Outcome<()> {
     }
 }
 
-/// Does the same with chunks, whose bytes stay where they arrived.
+/// Does the same with chunks. Their bytes stay where they arrived.
 async fn sink_of_chunks(mut stream: Stream) -> Outcome<()> {
     let mut received = 0;
     while let Some(chunk) = stream.read_chunk().await? {

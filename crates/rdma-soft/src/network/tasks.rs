@@ -485,7 +485,7 @@ mod tests {
         threads.run(Duration::ZERO);
     }
 
-    /// Its runtime, if it has one, has another clock.
+    /// A runtime of that thread would have another clock.
     #[test]
     fn a_thread_that_runs_no_tasks_of_the_network_advances_it() {
         let network = Network::simulated(1);

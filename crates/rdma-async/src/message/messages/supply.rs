@@ -23,6 +23,7 @@ pub(super) struct Supply {
     session: Weak<Session<Mailbox>>,
     /// The messages to fetch that wait for memory.
     waiting: Vec<(Incoming, RemoteMemoryRegion)>,
+    /// Whether a task grows the pool. Stays true if the runtime shuts down, because it then runs no further task.
     is_growing: bool,
     shortage: Shortage,
 }
