@@ -33,8 +33,8 @@ pub struct CountingAllocator {
     freed: AtomicU64,
 }
 
-/// Asserts that the second half of the rounds allocates nothing, except in at most one round, in which a thread of a busy
-/// machine may sleep for the first time. `counts` has the number of allocations after each round.
+/// Asserts that the second half of the rounds allocates nothing, except in at most one round. On a busy machine, a thread
+/// may sleep there for the first time. `counts` has the number of allocations after each round.
 ///
 /// # Panics
 /// If more rounds allocate.

@@ -423,7 +423,6 @@ fn a_sender_without_memory_sends_in_frames() {
     });
 }
 
-/// Further messages use memory of the heap.
 #[test]
 fn pending_long_messages_in_frames_use_at_most_offer_bytes_of_the_pool() {
     const LENGTH: usize = 2 << 20;
@@ -432,8 +431,7 @@ fn pending_long_messages_in_frames_use_at_most_offer_bytes_of_the_pool() {
         let options = Options::new().fetch_bytes(0).offer_bytes(5 << 20);
         let listener = receiver.listen_for_messages("127.0.0.1:0", options).await.unwrap();
         let client = sender.connect_messages(listener.local_addr(), options);
-        let (client, server) = tokio::join!(client, listener.accept());
-        let (client, server) = (client.unwrap(), server.unwrap());
+        let (Ok(client), Ok(server)) = tokio::join!(client, listener.accept()) else { panic!() };
         sender.pool().grow(8 * LENGTH).await.unwrap();
         let (before, bytes) = (sender.pool().usage().used_bytes, message(LENGTH));
         let staged = || sender.pool().usage().used_bytes - before;
@@ -446,7 +444,7 @@ fn pending_long_messages_in_frames_use_at_most_offer_bytes_of_the_pool() {
             }
         }
         assert_eq!(staged(), 0);
-        let mut sends: Vec<_> = (0..5).map(|_| Box::pin(client.send(&bytes))).collect();
+        let mut sends = [(); 5].map(|()| Box::pin(client.send(&bytes)));
         assert!(sends.iter_mut().all(|send| poll_once(send).is_pending()));
         assert_eq!(staged(), 2 * LENGTH);
         for send in sends {

@@ -164,6 +164,23 @@ fn requests_with_and_without_packets_keep_their_order() {
     pair.near.peer.end();
 }
 
+/// The message finds no receive request until the peer posts one.
+#[test]
+fn a_request_without_packets_waits_for_a_message_before_it() {
+    let mut pair = Pair::new("mapped-after-message", &PATIENT);
+    pair.use_grant();
+    let (before, word) = (pair.mapped_requests(), pair.near.peer.ask("word 0"));
+    pair.near.memory.fill(0x5a);
+    pair.near.side.qp.post(&pair.near.send(8));
+    pair.near.side.qp.post(&pair.wr(Opcode::IBV_WR_RDMA_WRITE, 8));
+    until("a refusal", || pair.device.counters().rcvd_rnr_err > 0);
+    assert_eq!((pair.mapped_requests(), pair.near.peer.ask("word 0")), (before, word));
+    pair.near.peer.receive();
+    (0..2).for_each(|_| _ = pair.near.side.send_cq.expect_success(1));
+    assert_eq!(pair.near.peer.ask("word 0"), [u128::from(u64::from_ne_bytes([0x5a; 8]))]);
+    pair.near.peer.end();
+}
+
 /// The lengths are those of one packet, of the shortest request that is placed, and of longer ones. The last packet is
 /// full, or not.
 #[test]
