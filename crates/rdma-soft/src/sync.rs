@@ -18,6 +18,8 @@ pub(crate) use loom::sync::{
     atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 #[cfg(not(loom))]
+use std::sync::TryLockError;
+#[cfg(not(loom))]
 pub(crate) use std::sync::{
     Condvar, Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
@@ -53,6 +55,16 @@ pub(crate) fn locked_to_wait<T>(mutex: &std::sync::Mutex<T>) -> std::sync::Mutex
 /// Locks an engine mutex that the model checker explores. Poisoning is ignored.
 pub(crate) fn locked_in_models<T>(mutex: &Mutex<T>) -> Held<MutexGuard<'_, T>> {
     Held::new(locked_for_calls(mutex))
+}
+
+/// Locks an engine mutex, unless another thread holds it. Poisoning is ignored.
+#[cfg(not(loom))]
+pub(crate) fn try_locked<T>(mutex: &Mutex<T>) -> Option<Held<MutexGuard<'_, T>>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(Held::new(guard)),
+        Err(TryLockError::Poisoned(poisoned)) => Some(Held::new(poisoned.into_inner())),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// Locks a mutex outside the engine. A thread may make system calls while it holds such a mutex.

@@ -1,6 +1,6 @@
 //! Selection of the next packets to send.
 
-use rdma_types::WcStatus;
+use rdma_types::{Psn, WcStatus};
 
 use super::window::{InFlight, MOST_PSNS};
 use super::{Requester, Window};
@@ -50,6 +50,29 @@ impl<W: Window> Requester<W> {
                 }
             }
         }
+    }
+
+    /// Returns the PSN of request `n`, if it may be sent now, is a message of one packet, and nothing else is sent before
+    /// it. The caller then sends the packet, which requests an acknowledgement, and calls
+    /// [`has_sent_alone`](Self::has_sent_alone). A caller that does not send it calls nothing. `fence` is true if the
+    /// request waits for READs and atomics before it.
+    ///
+    /// This has the effect of [`poll_transmit`](Self::poll_transmit), but the packet need not be built.
+    #[inline]
+    pub fn may_send_alone(&mut self, now: Time, n: u32, fence: bool) -> Option<Psn> {
+        let is_next = self.next == n && self.packet == 0 && self.broken.is_none();
+        let waits = fence && self.in_flight.fetches > 0 || self.not_ready.waits(now);
+        let has_room = self.in_flight.most(self.window.packets()) > 0 && self.sent < MOST_PSNS;
+        let may_send = is_next && has_room && !waits && !self.stopped && self.probe.is_none();
+        may_send.then(|| self.oldest.wrapping_add(self.sent))
+    }
+
+    /// Records that the request that [`may_send_alone`](Self::may_send_alone) allowed was sent at the time `now`.
+    #[inline]
+    pub fn has_sent_alone(&mut self, now: Time) {
+        self.in_flight.sent(1, true, self.window.packets());
+        self.advance(1, true);
+        self.count_sent(now, 1);
     }
 
     /// Returns the oldest packet again as a probe. Returns `None` if it is no longer the packet to

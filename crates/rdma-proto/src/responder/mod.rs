@@ -167,6 +167,33 @@ impl Responder {
         self.counters.take_reasons()
     }
 
+    /// Returns true if a packet with this PSN, which is a whole SEND of `length` bytes, would be executed, and the
+    /// responder owes no answer. The caller may then execute the message itself and call
+    /// [`has_executed_send`](Self::has_executed_send) instead of [`receive`](Self::receive).
+    #[inline]
+    #[must_use]
+    pub fn expects_send(&self, psn: Psn, length: u32) -> bool {
+        psn == self.expected
+            && length <= self.connection.mtu.bytes()
+            && self.message.is_none()
+            && !self.failed
+            && !self.not_ready
+            && self.owes() == Owes::Nothing
+    }
+
+    /// Records that the expected packet was a whole SEND, which the caller has executed. The link passes the
+    /// [expected](Self::expected) PSN to the peer, so no acknowledgement is owed.
+    #[inline]
+    pub fn has_executed_send(&mut self) {
+        debug_assert!(self.expects_send(self.expected, 0));
+        count(&mut self.counters.rcvd_pkts);
+        self.executed();
+        self.accepted = self.expected;
+        self.expected = self.expected.wrapping_add(1);
+        self.history = self.history.wrapping_add(1);
+        self.nak_sent = false;
+    }
+
     /// Receives requests from the connected peer: packets whose operation is [not a
     /// response](crate::wire::Operation::is_response). `payload` is the concatenated payload of all
     /// packets.

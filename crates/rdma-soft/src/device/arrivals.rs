@@ -16,10 +16,14 @@ use crate::engine::queue_pair::service::Service;
 use crate::engine::responder::wire::Answers;
 use crate::engine::station::Owner as _;
 use crate::engine::wire::letter::{ExecutedWords, Letter};
+#[cfg(not(loom))]
+use crate::engine::wire::single::Single;
 use crate::engine::wire::{TURN, drop_burst, drop_packets};
 use crate::link::memory::Receives;
 use crate::link::pcap::Tap;
 use crate::link::simulation::Links;
+#[cfg(not(loom))]
+use crate::memory::copy::Segment;
 
 #[cfg(all(test, not(loom)))]
 pub(crate) mod tests;
@@ -177,6 +181,29 @@ fn receive(device: &'static Device, letter: &Letter, afterwards: &mut Afterwards
         Answers::Now => own.entry.queue(),
         Answers::First => afterwards.hold(own),
     }
+}
+
+/// Executes a message of one packet from another process, if no packet is needed for it. The caller holds the receive
+/// side of the inbox, and all packets that arrived there are executed. Returns false if the message must arrive as a
+/// packet.
+#[cfg(not(loom))]
+pub(crate) fn receive_single(
+    device: &'static Device,
+    single: &Single,
+    data: &[Segment],
+    words: &dyn ExecutedWords,
+) -> bool {
+    // A capture contains packets.
+    if !device.port_is_up() || device.tap.is_some() {
+        return false;
+    }
+    let Some(own) = device.queue_pair(single.to.get()) else { return false };
+    if own.service != Service::ReliableConnection {
+        return false;
+    }
+    // As for a [packet](receive), a request that the message may answer completes first.
+    Arc::clone(&own).complete_executed();
+    own.responder.lock().receive_single(&own, single, data, words)
 }
 
 /// Makes all queue pairs of a subnet acknowledge the packets that they have executed.

@@ -15,9 +15,11 @@ use crate::engine::adapter::notices::{Endpoints, Reason};
 use crate::engine::station::Station;
 use crate::engine::wire::grant::Grant;
 use crate::engine::wire::letter::Letter;
+use crate::engine::wire::single::Single;
 use crate::engine::wire::word::WordKey;
 use crate::fabric::clock::Time;
 use crate::fabric::run_queue::Task;
+use crate::memory::copy::Segment;
 
 /// The number of packets after which a queue pair's or a device's turn ends. A run of packets that has begun is never
 /// cut short, so a turn can exceed this.
@@ -65,6 +67,13 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
 
     /// Sends a letter whose payload is in a buffer of this carrier.
     fn send(self: Arc<Self>, letter: Letter);
+
+    /// Sends a message of one packet, with its data, if nothing waits and there is space. Returns false otherwise, and the
+    /// message is then sent as a packet.
+    fn send_single(&self, single: &Single, data: &[Segment]) -> bool {
+        let _ = (single, data);
+        false
+    }
 
     /// Sends waiting letters immediately, as far as the link accepts them. The caller holds no lock except the receive
     /// side of an inbox.
@@ -458,5 +467,7 @@ pub(crate) mod grant;
 pub(crate) mod letter;
 pub(crate) mod route_header;
 pub(super) mod run;
+#[cfg_attr(loom, allow(dead_code))] // models have one process
+pub(crate) mod single;
 #[cfg_attr(loom, allow(dead_code))] // models have no words
 pub(crate) mod word;

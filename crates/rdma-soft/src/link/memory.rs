@@ -15,6 +15,8 @@ use crate::fabric::stalls;
 use crate::link::outbox::{Outbox, Sizes, new_buffer};
 use crate::link::pcap::Tap;
 use crate::link::simulation::Links;
+#[cfg(not(loom))]
+use crate::sync::try_locked;
 use crate::sync::{Held, Mutex, MutexGuard, locked_in_models as locked};
 
 /// The maximum number of bursts that wait in an inbox or are being written to it. Models allow only two.
@@ -117,6 +119,18 @@ impl<D: Receives> Inbox<D> {
         for sender in senders.iter().filter_map(Weak::upgrade) {
             sender.entry().queue();
         }
+    }
+
+    /// Runs `work`, which executes something that arrives now, with the receive side locked. Returns `None`, and does not
+    /// run it, if another thread executes packets, or packets that arrived earlier wait.
+    #[cfg(not(loom))]
+    pub(crate) fn execute_at_once<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
+        let _receive_side = try_locked(&self.receive_side)?;
+        if !locked(&self.letters).arrived.waiting.is_empty() {
+            return None;
+        }
+        stalls::here();
+        Some(work())
     }
 
     /// Waits until everything that has arrived so far is executed, but not for later arrivals. The caller holds no

@@ -68,6 +68,18 @@ impl Segment {
     pub(crate) fn length(self) -> u64 {
         self.length
     }
+
+    /// Returns true if the range has at least this many bytes, and is certainly mapped.
+    #[inline]
+    fn is_mapped_to(self, bytes: u64) -> bool {
+        self.mapped && self.has(bytes)
+    }
+
+    /// Returns true if the range has at least this many bytes.
+    #[inline]
+    fn has(self, bytes: u64) -> bool {
+        bytes <= self.length
+    }
 }
 
 /// The data of a message, or of a part of it.
@@ -122,8 +134,8 @@ impl AtomicWord {
 #[inline(always)]
 pub(crate) fn transfer(source: &[Segment], sink: &[Segment], from: u64, to: u64) {
     match (source, sink) {
-        ([source], [sink]) if from == 0 => {
-            copy_segment(source.address, sink.address, to.min(source.length).min(sink.length));
+        ([source, ..], [sink, ..]) if from == 0 && source.has(to) && sink.has(to) => {
+            copy_segment(source.address, sink.address, to);
         }
         _ => transfer_pieces(source, sink, from, to),
     }

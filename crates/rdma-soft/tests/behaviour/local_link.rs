@@ -35,7 +35,7 @@ use crate::two_processes::ends;
 use crate::two_processes::near::{Near, PATIENT};
 use crate::two_processes::peer::{self, ACCESS, LENGTH, Peer};
 use crate::two_processes::process::memory_in_use;
-use hostile::{Head, name_of, slot_of};
+use hostile::{Head, Single, name_of, slot_of};
 use ring::{Connection, connect_to, wait_until_closed};
 
 #[test]
@@ -155,13 +155,33 @@ fn invalid_messages_end_only_their_own_connection() {
     kinds.push(behind(&Head { said: u32::MAX, ..fine }.bytes(0)));
     kinds.push(behind(&fine.bytes(1)));
     kinds.push(whole.repeat(9));
-    let count = kinds.len() as u64;
-    for kind in kinds {
+    let kinds = kinds.iter().map(|kind| [&[0; 16], &kind[..]].concat());
+    // Each begins in the gap.
+    let fine_single = Single::new(near.far.qpn, 0);
+    let (single, with_data) = (Single::bytes, |length| fine_single.bytes(&vec![0; length]));
+    let singles = [
+        single(&Single { flags: 8 | Single::FLAG, ..fine_single }, &[]),
+        single(&Single { flags: Single::WITH_IMMEDIATE, ..fine_single }, &[]),
+        single(&Single { reserved: 1, ..fine_single }, &[]),
+        single(&Single { indices: [0xff, 0], ..fine_single }, &[]),
+        single(&Single { indices: [0, 0xff], ..fine_single }, &[]),
+        single(&Single { qpn: 0x00ff_ffff, ..fine_single }, &[]),
+        single(&Single { qpn: near.far.qpn | 1 << 24, ..fine_single }, &[]),
+        single(&Single { psn: 1 << 24, ..fine_single }, &[]),
+        single(&Single { word: 0, ..fine_single }, &[]),
+        with_data(4097),
+        with_data(100_000),
+        with_data(0)[..Single::HEAD - 1].to_vec(),
+        with_data(0)[..16].to_vec(),
+    ];
+    let mut count = 0;
+    for kind in kinds.chain(singles) {
         let mut to = Connection::to(&name);
         // The connection may be closed before the notification.
-        to.try_send(&kind);
+        to.try_send_with_gap(&kind);
         to.wait_until_closed();
         near.message(3000, None);
+        count += 1;
     }
     assert_eq!(near.peer.counter("malformed"), count);
     assert_eq!(near.peer.counter("unknown_qp"), 0);
@@ -203,11 +223,14 @@ fn packets_of_any_content_touch_only_granted_memory() {
     let mut to = Connection::to(&name);
     for round in 0..30_000_u32 {
         let qpn = victims[round as usize % victims.len()];
-        let mut bytes = hostile::plausible(&mut random, qpn);
+        let mut bytes = [&[0; 16], &hostile::plausible(&mut random, qpn)[..]].concat();
         for _ in 0..random.below(4) {
             bytes.extend(hostile::plausible(&mut random, qpn));
         }
-        if to.is_closed() || !to.try_send(&bytes) {
+        if random.below(4) == 0 {
+            bytes = hostile::plausible_single(&mut random, qpn);
+        }
+        if to.is_closed() || !to.try_send_with_gap(&bytes) {
             to = Connection::patiently_to(&name);
         }
         if round % 5000 == 0 {

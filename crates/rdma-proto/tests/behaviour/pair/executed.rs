@@ -128,3 +128,89 @@ fn no_packet_is_sent_if_the_link_passes_the_expected_psn() {
     pair.responder.is_acknowledged();
     assert_eq!(pair.responder.owes(), Owes::Answer);
 }
+
+/// The link carries such a message without a packet, and the caller of the responder executes it.
+#[test]
+fn a_whole_send_without_a_packet_has_the_effect_of_its_packet() {
+    let mut pair = Pair::new();
+    let first = settings().0.psn;
+    for n in 0..3 {
+        pair.memory.receives.push_back(8);
+        pair.send(8);
+        if n == 1 {
+            assert_eq!(
+                pair.requester.may_send_alone(pair.now, 1, false),
+                Some(first.wrapping_add(1))
+            );
+            pair.requester.has_sent_alone(pair.now);
+            assert!(pair.responder.expects_send(first.wrapping_add(1), 8));
+            pair.responder.has_executed_send();
+            pair.memory.receives.clear();
+            assert!(pair.requester.deadline().is_some() && !pair.requester.has_packets(2));
+        }
+        pair.run_for(Duration::from_micros(10));
+    }
+    assert_eq!(pair.learn(3), 3);
+    assert_eq!(pair.queue.completed, [WcStatus::SUCCESS; 3]);
+    assert_eq!(pair.requester.psn(), pair.responder.expected());
+    assert_eq!((pair.requester.counters().sent_pkts, pair.memory.received.len()), (3, 2));
+    assert!(pair.requester.idle() && pair.responder.owes() == Owes::Nothing);
+}
+
+#[test]
+fn a_send_needs_its_packet_unless_it_is_the_next_thing_to_send() {
+    let mut pair = Pair::new();
+    pair.send(8);
+    pair.read(0, 8);
+    pair.send(8);
+    let (now, first) = (pair.now, settings().0.psn);
+    let alone = |pair: &mut Pair, n, fence| pair.requester.may_send_alone(now, n, fence);
+    assert_eq!(alone(&mut pair, 1, false), None, "the first request was not sent");
+    assert_eq!(alone(&mut pair, 0, true), Some(first));
+    let mut room = [0; MTU as usize];
+    for _ in 0..2 {
+        pair.requester.poll_transmit(now, &mut pair.queue, &mut room).unwrap();
+    }
+    assert_eq!(alone(&mut pair, 0, false), None, "it was sent");
+    assert_eq!(alone(&mut pair, 2, true), None, "a READ is in flight");
+    assert_eq!(alone(&mut pair, 2, false), Some(first.wrapping_add(2)));
+    pair.requester.path_has_changed();
+    assert_eq!(alone(&mut pair, 2, false), None, "earlier packets are sent again");
+    pair.requester.stop();
+    assert_eq!(alone(&mut pair, 0, false), None, "the queue pair is in error");
+}
+
+/// Otherwise, the messages could exceed the window.
+#[test]
+fn sends_without_packets_stay_within_the_window() {
+    let mut pair = Pair::new();
+    let sent = (0..200).take_while(|&n| {
+        pair.send(0);
+        let may = pair.requester.may_send_alone(pair.now, n, false).is_some();
+        if may {
+            pair.requester.has_sent_alone(pair.now);
+        }
+        may
+    });
+    assert_eq!(sent.count(), 80);
+}
+
+#[test]
+fn a_responder_expects_only_the_next_send_if_it_owes_nothing() {
+    let mut pair = Pair::new();
+    let first = settings().1.psn;
+    let expects =
+        |pair: &Pair, n, length| pair.responder.expects_send(first.wrapping_add(n), length);
+    assert!(expects(&pair, 0, MTU) && !expects(&pair, 0, MTU + 1));
+    assert!(!expects(&pair, 1, 8) && !expects(&pair, (1 << 24) - 1, 8));
+    pair.send(8);
+    let mut room = [0; MTU as usize];
+    let burst = pair.requester.poll_transmit(pair.now, &mut pair.queue, &mut room).unwrap();
+    pair.responder.receive(&burst, &room[..8], &mut pair.memory);
+    assert!(!expects(&pair, 0, 8), "it was refused, because no receive was posted");
+    pair.memory.receives.push_back(8);
+    pair.responder.receive(&burst, &room[..8], &mut pair.memory);
+    assert!(!expects(&pair, 1, 8), "an acknowledgement is owed");
+    pair.responder.is_acknowledged();
+    assert!(expects(&pair, 1, 8));
+}

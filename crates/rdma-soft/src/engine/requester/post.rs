@@ -78,7 +78,9 @@ pub(crate) fn post_all<'a, P: Near>(
             check_destination(own, &request, payload)?;
         }
         for (request, payload) in requests.flatten() {
-            send.post_later(own, &request, payload);
+            if !send.send_posted(own, &request, payload) {
+                send.post_later(own, &request, payload);
+            }
         }
         Ok(())
     })
@@ -181,6 +183,7 @@ impl<P: Near> SendSide<P> {
                     self.posted = self.posted.wrapping_add(1);
                     self.finish(own, request, self.posted, result, aftermath);
                 }
+                None if self.send_posted(own, request, payload) => {}
                 None => self.post_later(own, request, payload),
             }
             return Ok(());

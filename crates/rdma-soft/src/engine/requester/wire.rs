@@ -2,6 +2,7 @@
 
 mod execute;
 mod mapped;
+mod single;
 mod work;
 
 use std::sync::{Arc, Weak};
@@ -395,7 +396,7 @@ impl<P: Near> SendSide<P> {
     /// call runs. The remaining requests and the earlier ones are sent in turns.
     #[cold]
     pub(super) fn transmit_posted(&mut self, own: &P, posts: u32, aftermath: &mut Aftermath) {
-        if self.queue.is_empty() {
+        if self.queue.is_empty() || self.has_sent_all() {
             return;
         }
         self.posts = Some(posts);

@@ -1,6 +1,8 @@
 //! Requests that arrive as packets. A responder of `rdma_proto` puts the requests in order, calls [`Inbound`] to
 //! execute them, and answers them.
 
+mod single;
+
 use std::sync::Arc;
 
 use rdma_proto::responder::{Owes, Responder as Reliable, Settings};

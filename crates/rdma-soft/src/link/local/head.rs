@@ -26,8 +26,14 @@ use crate::engine::wire::TURN;
 use crate::engine::wire::letter::{BURST_BYTES, Datagram, Letter};
 use crate::engine::wire::word::WordKey;
 
+mod single;
+
+pub(super) use self::single::{
+    AFTER_GAP, SINGLE_HEAD, SingleHead, decode_single, encode_single, is_single,
+};
+
 /// The version of the message format, and of socket names. Processes with different versions do not find each other.
-pub(super) const VERSION: u8 = 7;
+pub(super) const VERSION: u8 = 8;
 
 /// The size of a header in bytes.
 pub(super) const HEAD: usize = 96;

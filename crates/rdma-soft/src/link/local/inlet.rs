@@ -9,13 +9,16 @@ use rdma_types::Psn;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use super::head::{Decoded, HEAD, MOST, decode, is_void, placed, word_of};
+use super::head::{
+    Decoded, HEAD, MOST, SINGLE_HEAD, SingleHead, decode, decode_single, is_single, is_void,
+    placed, word_of,
+};
 use super::listener::Guest;
 use super::mapped::given::Giver;
-use super::shared::{GAP, RingReceiver};
+use super::shared::{GAP, Message, RingReceiver};
 use super::socket::{notify, receive_notification, receive_ring};
 use crate::device::Device;
-use crate::device::arrivals::{answer_soon, is_for_nobody};
+use crate::device::arrivals::{answer_soon, is_for_nobody, receive_single};
 use crate::engine::wire::Mailbox as _;
 use crate::engine::wire::grant::{Version, Want};
 use crate::engine::wire::letter::{ExecutedWords, Letter};
@@ -155,32 +158,27 @@ impl Inlet {
     /// Reads a message into a buffer of the inbox of its receiver, and passes the message to the inbox.
     fn read(self: &Arc<Self>, reading: &mut Reading) -> RingRead {
         let mut begin = [0; GAP as usize + HEAD];
+        let mut single = [0; SINGLE_HEAD as usize];
         let Some(ring) = self.ring.get() else { return RingRead::Nothing };
-        let message = match ring.next(&mut begin) {
+        // Only the first cache line is read, because the sender may be writing its next message to the second.
+        let mut message = match ring.next(&mut single) {
             Ok(Some(message)) => message,
             Ok(None) => return RingRead::Nothing,
             Err(_) => return RingRead::Malformed,
         };
+        if is_single(&single) {
+            return self.read_single(ring, message, &single, reading);
+        }
+        ring.read_more(&mut message, &mut begin);
         let behind = message.length.checked_sub(HEAD);
         let Some(head) = begin.last_chunk() else { return RingRead::Malformed };
         let Some((behind, first)) = behind.zip(decode(self.device, head)) else {
             return RingRead::Malformed;
         };
-        // Otherwise, the other bursts of each message could fill their inboxes without limit.
-        while let Some(crowded) = reading.crowded.last() {
-            if !crowded.has_room(Arc::<Self>::downgrade(self)) {
-                return RingRead::NoRoom;
-            }
-            reading.crowded.pop();
-        }
         let inbox = self.inbox_of(&first.1);
-        let Some(mut buffer) = inbox.buffer(Arc::<Self>::downgrade(self)) else {
-            return RingRead::NoRoom;
-        };
+        let Some(mut buffer) = self.buffer_of(inbox, reading) else { return RingRead::NoRoom };
         let taken = ring.take(message, &mut buffer);
-        if taken == Ok(true) && !notify(&self.connection) {
-            ring.notification_failed();
-        }
+        self.note_space(ring, taken == Ok(true));
         let rest = buffer.get(first.1.length as usize..behind).filter(|_| taken.is_ok());
         if rest.and_then(|rest| self.parse_rest(rest, reading)).is_none() {
             reading.letters.drain(..).for_each(|letter| self.give_back(letter));
@@ -190,6 +188,69 @@ impl Inlet {
         self.deliver(self.letter(head, first, buffer));
         reading.letters.drain(..).for_each(|letter| self.deliver(letter));
         RingRead::Message
+    }
+
+    /// Executes a message of one packet, if all packets before it are executed. Otherwise passes it to the inbox of its
+    /// receiver as a packet.
+    fn read_single(
+        self: &Arc<Self>,
+        ring: &RingReceiver,
+        message: Message,
+        head: &SingleHead,
+        reading: &mut Reading,
+    ) -> RingRead {
+        let Some(single) = decode_single(self.device, head, message.length) else {
+            return RingRead::Malformed;
+        };
+        let inbox = self.device.inbox(single.to.get());
+        let executed = inbox.execute_at_once(|| {
+            let data = ring.memory_from(SINGLE_HEAD);
+            let executed = receive_single(self.device, &single, &data, &**self);
+            if executed {
+                self.announce();
+            }
+            executed
+        });
+        if executed == Some(true) {
+            let must_notify = ring.remove(message);
+            self.note_space(ring, must_notify == Ok(true));
+            return RingRead::Message;
+        }
+        let Some(mut buffer) = self.buffer_of(inbox, reading) else { return RingRead::NoRoom };
+        let taken = ring.take(message, &mut buffer);
+        self.note_space(ring, taken == Ok(true));
+        if taken.is_err() {
+            inbox.give_back(buffer);
+            return RingRead::Malformed;
+        }
+        let mut letter = Letter::from_outside(single.path, single.burst(), None, buffer);
+        letter.word = Some(single.word);
+        letter.words = Some(Arc::<Self>::clone(self) as Arc<dyn ExecutedWords>);
+        self.deliver(letter);
+        RingRead::Message
+    }
+
+    /// Returns a buffer of an inbox, if it has space.
+    fn buffer_of(
+        self: &Arc<Self>,
+        inbox: &Inbox<Device>,
+        reading: &mut Reading,
+    ) -> Option<Box<[u8]>> {
+        // Otherwise, the other bursts of each message could fill their inboxes without limit.
+        while let Some(crowded) = reading.crowded.last() {
+            if !crowded.has_room(Arc::<Self>::downgrade(self)) {
+                return None;
+            }
+            reading.crowded.pop();
+        }
+        inbox.buffer(Arc::<Self>::downgrade(self))
+    }
+
+    /// Notifies the sender of space, if it must be notified.
+    fn note_space(&self, ring: &RingReceiver, must_notify: bool) {
+        if must_notify && !notify(&self.connection) {
+            ring.notification_failed();
+        }
     }
 
     /// Passes a letter to its inbox.

@@ -25,6 +25,7 @@ use crate::engine::adapter::notices::{Endpoints, Reason};
 use crate::engine::wire::Carrier;
 use crate::engine::wire::grant::Grant;
 use crate::engine::wire::letter::{BURST_BYTES, Letter};
+use crate::engine::wire::single::Single;
 use crate::engine::wire::word::WordKey;
 use crate::fabric::clock::Time;
 use crate::fabric::run_queue::{Entry, Task};
@@ -32,6 +33,7 @@ use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, SocketEvent, Token, Watched};
 use crate::link::executed::attention::Attention;
 use crate::link::outbox::new_buffer;
+use crate::memory::copy::Segment;
 use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls, locked_in_models as locked};
 
 /// The time after which the datagrams that wait for a process are dropped, if the process reads nothing. Packets of
@@ -341,6 +343,10 @@ impl Carrier for Neighbor {
             queues.put(letter);
         }
         self.entry().queue();
+    }
+
+    fn send_single(&self, single: &Single, data: &[Segment]) -> bool {
+        self.write_single_at_once(single, data)
     }
 
     fn flush(self: Arc<Self>) {

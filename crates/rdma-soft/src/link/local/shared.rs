@@ -9,7 +9,8 @@
 //! | 20480 and on | the ring, of [`CAPACITY`] bytes |
 //!
 //! A message and the [`GAP`] bytes before it occupy a multiple of [`ALIGN`] bytes. The first four bytes of the gap
-//! contain the message's length (little endian). Either process may write the memory at any time. Therefore, no
+//! contain the message's length (little endian). The next four are 0, unless the gap is part of the header of a
+//! [message of one packet](super::head). Either process may write the memory at any time. Therefore, no
 //! reference to the ring's bytes is ever created, and data is checked after it has been copied out.
 #![allow(unsafe_code)]
 
@@ -25,6 +26,7 @@ use rustix::fs::{
 use rustix::io::{Errno, Result};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
+use super::head::{AFTER_GAP, SINGLE_HEAD, SingleHead};
 use crate::abi::fork::Process;
 use crate::engine::wire::word::WordKey;
 use crate::link::executed::Executed;
@@ -184,9 +186,38 @@ impl RingSender {
         &self,
         parts: impl Iterator<Item = &'a [u8]> + Clone,
     ) -> Result<Option<bool>> {
+        let length = parts.clone().map(<[u8]>::len).sum::<usize>();
+        let prefix = u64::try_from(length).map_err(|_| Errno::MSGSIZE)?.to_le_bytes();
+        self.write_with(length, |tail| {
+            let ring = self.memory.ring(tail);
+            let _ = Reach::Mapped.deliver_bytes(&prefix, &ring, 0);
+            let mut at = GAP.into();
+            for part in parts {
+                let _ = Reach::Mapped.deliver_bytes(part, &ring, at);
+                at += part.len() as u64;
+            }
+        })
+    }
+
+    /// Like [`write`](Self::write), for a message of one packet. Its header, which begins in the gap, contains its length.
+    pub(super) fn write_single(
+        &self,
+        head: &SingleHead,
+        data: &[Segment],
+        length: usize,
+    ) -> Result<Option<bool>> {
+        self.write_with(AFTER_GAP + length, |tail| {
+            let _ = Reach::Mapped.deliver_bytes(head, &self.memory.ring(tail), 0);
+            let ring = self.memory.ring(tail.wrapping_add(SINGLE_HEAD));
+            let _ = Reach::Mapped.transfer(data, &ring, 0, length as u64);
+        })
+    }
+
+    /// Writes a message of `length` bytes. `fill` gets the position of its gap, and writes the gap and the message.
+    #[inline]
+    fn write_with(&self, length: usize, fill: impl FnOnce(u32)) -> Result<Option<bool>> {
         let words = self.memory.words()?;
         let tail = self.tail.load(Ordering::Relaxed);
-        let length = parts.clone().map(<[u8]>::len).sum::<usize>();
         let taken =
             ring_bytes(length).filter(|&taken| taken <= CAPACITY / 2).ok_or(Errno::MSGSIZE)?;
         if self.limit.load(Ordering::Relaxed).wrapping_sub(tail) < taken {
@@ -200,14 +231,7 @@ impl RingSender {
             // The position has not yet reached the end of the ring for the first time.
             self.allocate((tail + taken).min(CAPACITY))?;
         }
-        let ring = self.memory.ring(tail);
-        let prefix = u32::try_from(length).map_err(|_| Errno::MSGSIZE)?.to_le_bytes();
-        let _ = Reach::Mapped.deliver_bytes(&prefix, &ring, 0);
-        let mut at = GAP.into();
-        for part in parts {
-            let _ = Reach::Mapped.deliver_bytes(part, &ring, at);
-            at += part.len() as u64;
-        }
+        fill(tail);
         let tail = tail.wrapping_add(taken);
         self.tail.store(tail, Ordering::Relaxed);
         Ok(Some(words.publish(tail)))
@@ -336,20 +360,37 @@ impl RingReceiver {
         Ok(Some(Message { length, read, taken, unread }))
     }
 
+    /// Reads more of the first bytes of the [next](Self::next) message.
+    pub(super) fn read_more<const N: usize>(&self, message: &mut Message, first: &mut [u8; N]) {
+        let _ = Reach::Mapped.collect_bytes(&self.memory_from(0), 0, first);
+        message.read = message.length.min(N - GAP as usize);
+    }
+
+    /// Returns the memory from the byte `at` after the beginning of the gap on, until the [next](Self::next) message is
+    /// [removed](Self::remove).
+    pub(super) fn memory_from(&self, at: u32) -> [Segment; 2] {
+        self.memory.ring(self.head.load(Ordering::Relaxed).wrapping_add(at))
+    }
+
+    /// Removes the [next](Self::next) message from the ring. Returns true if the sender must be notified of space.
+    pub(super) fn remove(&self, message: Message) -> Result<bool> {
+        let Message { taken, unread, .. } = message;
+        let head = self.head.load(Ordering::Relaxed).wrapping_add(taken);
+        self.head.store(head, Ordering::Relaxed);
+        Ok(self.memory.words()?.free(head, unread - taken))
+    }
+
     /// Reads the rest of the [next](Self::next) message, and removes the message from the ring. Returns true if the sender
     /// must be notified of space.
     ///
     /// # Errors
     /// Fails if the rest does not fit `behind`.
     pub(super) fn take(&self, message: Message, behind: &mut [u8]) -> Result<bool> {
-        let Message { length, read, taken, unread } = message;
+        let Message { length, read, .. } = message;
         let behind = behind.get_mut(..length - read).ok_or(Errno::MSGSIZE)?;
-        let head = self.head.load(Ordering::Relaxed);
         let at = u64::from(GAP) + read as u64;
-        let _ = Reach::Mapped.collect_bytes(&self.memory.ring(head), at, behind);
-        let head = head.wrapping_add(taken);
-        self.head.store(head, Ordering::Relaxed);
-        Ok(self.memory.words()?.free(head, unread - taken))
+        let _ = Reach::Mapped.collect_bytes(&self.memory_from(0), at, behind);
+        self.remove(message)
     }
 
     /// Records in the connection's word that all packets before `expected` have been executed.

@@ -52,10 +52,15 @@ impl Reach {
         from: u64,
         to: u64,
     ) -> Result<(), Fault> {
-        if let Self::MayBeGone(_) = self {
-            return self.transfer_later(source, sink, from, to);
+        match (self, source, sink) {
+            (Self::MayBeGone(_), [source, ..], [sink, ..])
+                if from == 0 && source.is_mapped_to(to) && sink.is_mapped_to(to) =>
+            {
+                copy_segment(source.address, sink.address, to);
+            }
+            (Self::MayBeGone(_), ..) => return self.transfer_later(source, sink, from, to),
+            (Self::Mapped, ..) => transfer(source, sink, from, to),
         }
-        transfer(source, sink, from, to);
         Ok(())
     }
 

@@ -87,6 +87,40 @@ impl Head {
     }
 }
 
+/// The header of a message of one packet, from the gap before the message on (`src/link/local/head/single.rs`).
+#[derive(Clone, Copy)]
+pub(crate) struct Single {
+    pub(crate) flags: u8,
+    pub(crate) reserved: u8,
+    pub(crate) indices: [u8; 2],
+    pub(crate) qpn: u32,
+    pub(crate) psn: u32,
+    pub(crate) word: u32,
+}
+
+impl Single {
+    /// The number of bytes of the header.
+    pub(crate) const HEAD: usize = 24;
+    /// The flag of such a message, and that of immediate data.
+    pub(crate) const FLAG: u8 = 1;
+    pub(crate) const WITH_IMMEDIATE: u8 = 2;
+
+    /// Returns the header of a SEND with this PSN.
+    pub(crate) fn new(qpn: u32, psn: u32) -> Self {
+        Self { flags: Self::FLAG, reserved: 0, indices: [0; 2], qpn, psn, word: 1024 }
+    }
+
+    /// Returns the bytes of a message with this data, apart from its length.
+    pub(crate) fn bytes(&self, data: &[u8]) -> Vec<u8> {
+        let [own, other] = self.indices;
+        let mut bytes = vec![0, 0, 0, 0, self.flags, self.reserved, own, other];
+        for number in [self.qpn, self.psn, self.word, 0] {
+            bytes.extend(number.to_le_bytes());
+        }
+        [&bytes, data].concat()
+    }
+}
+
 /// A random number generator (xorshift).
 pub(crate) struct Random(pub(crate) u64);
 
@@ -141,4 +175,18 @@ pub(crate) fn plausible(random: &mut Random, qpn: u32) -> Vec<u8> {
         *byte = random.next() as u8;
     }
     bytes
+}
+
+/// Returns a message of one packet that usually reaches a queue pair, with random contents.
+pub(crate) fn plausible_single(random: &mut Random, qpn: u32) -> Vec<u8> {
+    let single = Single {
+        flags: Single::FLAG | (random.below(4) as u8) << 1,
+        indices: [random.below(3) as u8, random.below(3) as u8],
+        word: (random.next() as u32 & 3) << 10 | random.below(4) as u32,
+        // Near the expected ones.
+        ..Single::new(qpn, [0, 0x00ff_ff00][random.below(2) as usize] | random.below(256) as u32)
+    };
+    let length = [0, 1, 40, 41, 1024, 1025, 4096][random.below(7) as usize];
+    let data: Vec<_> = (0..length).map(|_| random.next() as u8).collect();
+    single.bytes(&data)
 }

@@ -18,7 +18,7 @@ use rustix::net::{
 use test_support::rig::until;
 
 /// The version of the messages, and of the names of sockets.
-pub(crate) const VERSION: u8 = 7;
+pub(crate) const VERSION: u8 = 8;
 
 /// The capacity of the ring, in bytes.
 pub(crate) const CAPACITY: u32 = 256 << 10;
@@ -242,18 +242,28 @@ impl Connection {
     /// Writes a message whether or not there is space. If the message is longer than the ring, only its length is
     /// written.
     pub(crate) fn put(&mut self, bytes: &[u8]) {
-        let length = u32::try_from(bytes.len()).unwrap();
-        self.ring.write(self.tail, &length.to_le_bytes());
+        self.put_with_gap(&[&[0; GAP as usize], bytes].concat());
+    }
+
+    /// Like [`put`](Self::put), but the bytes begin with the gap. Its first four bytes are replaced by the length.
+    fn put_with_gap(&mut self, bytes: &[u8]) {
+        let length = u32::try_from(bytes.len()).unwrap().saturating_sub(GAP);
         if length <= CAPACITY - GAP {
-            self.ring.write(self.tail.wrapping_add(GAP), bytes);
+            self.ring.write(self.tail, bytes);
         }
+        self.ring.write(self.tail, &length.to_le_bytes());
         self.tail = self.tail.wrapping_add(taken(length));
         self.ring.set(Word::Tail, self.tail);
     }
 
     /// Waits for space, and sends a message. Returns true if the connection is still open.
     pub(crate) fn try_send(&mut self, bytes: &[u8]) -> bool {
-        let taken = taken(u32::try_from(bytes.len()).unwrap());
+        self.try_send_with_gap(&[&[0; GAP as usize], bytes].concat())
+    }
+
+    /// Like [`try_send`](Self::try_send), but the bytes begin with the gap. Its first four bytes are replaced by the length.
+    pub(crate) fn try_send_with_gap(&mut self, bytes: &[u8]) -> bool {
+        let taken = taken(u32::try_from(bytes.len()).unwrap().saturating_sub(GAP));
         let mut closed = false;
         until("space", || {
             let used = self.tail.wrapping_sub(self.ring.get(Word::Head));
@@ -263,7 +273,7 @@ impl Connection {
             closed || space >= taken
         });
         if !closed {
-            self.put(bytes);
+            self.put_with_gap(bytes);
         }
         !closed && self.tell()
     }

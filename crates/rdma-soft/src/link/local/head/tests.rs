@@ -7,6 +7,7 @@ use super::*;
 use crate::device::gid_place::GidPlace;
 use crate::device::subnet::Subnet;
 use crate::engine::wire::letter::BURST_BYTES;
+use crate::engine::wire::single::Single;
 use crate::fabric::random::Seed;
 use crate::limits::Limits;
 use crate::link::Link;
@@ -175,5 +176,58 @@ fn bytes_are_placed_before_the_last_packet_of_a_write_with_immediate_alone() {
         head(notice, u64::MAX, u32::MAX),
     ] {
         assert!(decode(device, &wrong).is_none());
+    }
+}
+
+/// Returns a header of a message of one packet, and the length after the gap.
+fn single() -> (Single, SingleHead, usize) {
+    let [device, _] = devices();
+    let local = address_at(device, 1).unwrap();
+    let single = Single {
+        path: Path { local, remote: address_at(device, 0).unwrap() },
+        to: rdma_types::Qpn::masked(5),
+        psn: rdma_types::Psn::masked(0x00ff_fffe),
+        word: WordKey::new(3, 4),
+        immediate: Some(0x0102_0304),
+        solicited: true,
+        length: 40,
+    };
+    (single, encode_single(device, &single).unwrap(), AFTER_GAP + 40)
+}
+
+#[test]
+fn a_message_of_one_packet_is_the_same_after_it_is_decoded() {
+    let [device, _] = devices();
+    let (all, ..) = single();
+    let plain = Single { immediate: None, solicited: false, length: 0, ..all };
+    for single in [all, plain] {
+        let head = encode_single(device, &single).unwrap();
+        let length = u32::from_le_bytes(*head.first_chunk().unwrap()) as usize;
+        assert_eq!((length, is_single(&head)), (AFTER_GAP + usize::from(single.length), true));
+        assert_eq!(decode_single(device, &head, length), Some(single));
+        let burst = single.burst();
+        assert_eq!((burst.length, burst.segments), (u32::from(single.length), 1));
+        assert_eq!(burst.header.bth.psn, single.psn);
+        assert_eq!(burst.header.imm.map(|imm| imm.immediate), single.immediate.map(u32::from_be));
+    }
+}
+
+#[test]
+fn a_message_of_one_packet_that_no_device_sends_is_rejected() {
+    let [device, _] = devices();
+    let (single, good, length) = single();
+    assert_eq!(decode_single(device, &good, length), Some(single));
+    assert_eq!(decode_single(device, &good, AFTER_GAP - 1), None, "shorter than its header");
+    assert_eq!(decode_single(device, &good, AFTER_GAP + LONGEST + 1), None, "longer than a packet");
+    // The flags, the reserved byte, both addresses, the upper bits of the QPN and of the PSN.
+    for (at, value) in [(4, 8), (4, 2), (5, 1), (6, 9), (7, 9), (11, 1), (15, 1)] {
+        let mut head = good;
+        head[at] = value;
+        assert_eq!(decode_single(device, &head, length), None, "byte {at} is {value}");
+    }
+    for (at, bytes) in [(8, [0xff, 0xff, 0xff, 0]), (16, [0; 4])] {
+        let mut head = good;
+        head[at..at + 4].copy_from_slice(&bytes);
+        assert_eq!(decode_single(device, &head, length), None, "bytes from {at} are {bytes:?}");
     }
 }

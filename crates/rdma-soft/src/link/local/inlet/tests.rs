@@ -4,9 +4,9 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use rdma_proto::wire::{Bth, Headers, Opcode, Operation};
-use rdma_types::Qpn;
+use rdma_types::{QpState, Qpn};
 
-use super::super::head::encode;
+use super::super::head::{AFTER_GAP, encode, encode_single};
 use super::super::shared::RingSender;
 use super::super::tests::{World, connection};
 use super::*;
@@ -14,7 +14,12 @@ use crate::address::{Address, Path};
 use crate::device::arrivals::tests::queue_pair;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::service::Service;
+use crate::engine::responder;
+use crate::engine::turn::Turn;
+use crate::engine::wire::single::Single;
+use crate::engine::wire::{Outlet, Route};
 use crate::link::memory::BURSTS;
+use crate::memory::copy::Reach;
 
 /// A connection whose other end has written messages of [`MOST`] bursts until the ring was full.
 struct Written {
@@ -24,25 +29,38 @@ struct Written {
     _far: OwnedFd,
 }
 
+/// Returns a burst for the queue pair with this number: an empty SEND with this PSN.
+fn burst(device: &Device, number: u32, psn: u32) -> [u8; HEAD] {
+    let opcode = Opcode::reliable(Operation::SendOnly);
+    let header = Headers::new(Bth::new(opcode, Qpn::masked(number), Psn::masked(psn)));
+    let letter = Letter::new(path_within(device), Burst::single(header, 0), None, Box::default());
+    encode(device, &letter).unwrap()
+}
+
+fn path_within(device: &Device) -> Path {
+    let address = Address::Gid(device.identity.gids[0]);
+    Path { local: address, remote: address }
+}
+
+/// Returns both ends of a ring, and the other end of the connection.
+fn inlet(world: &'static World) -> (Arc<Inlet>, RingSender, OwnedFd) {
+    let (device, driver) = world.get();
+    let (sender, file) = RingSender::new().unwrap();
+    let (near, far) = connection();
+    let guest = Guest::of(None).unwrap();
+    let inlet = driver.add(|token| Inlet::new(driver, device, guest, near, token, None)).unwrap();
+    inlet.ring.set(RingReceiver::open(file.as_fd()).unwrap()).unwrap();
+    (inlet, sender, far)
+}
+
 impl Written {
     /// The first burst of each message is for the number of a receiver xor `first`, the others are for the receiver.
     fn new(world: &'static World, first: u32) -> Self {
-        let (device, driver) = world.get();
+        let (device, _) = world.get();
         let receiver = queue_pair(device, Service::ReliableConnection);
-        let [first, other] = [receiver.qpn ^ first, receiver.qpn].map(|number| {
-            let opcode = Opcode::reliable(Operation::SendOnly);
-            let header = Headers::new(Bth::new(opcode, Qpn::masked(number), Psn::masked(0)));
-            let address = Address::Gid(device.identity.gids[0]);
-            let path = Path { local: address, remote: address };
-            let letter = Letter::new(path, Burst::single(header, 0), None, Box::default());
-            encode(device, &letter).unwrap()
-        });
-        let (sender, file) = RingSender::new().unwrap();
-        let (near, far) = connection();
-        let guest = Guest::of(None).unwrap();
-        let inlet =
-            driver.add(|token| Inlet::new(driver, device, guest, near, token, None)).unwrap();
-        inlet.ring.set(RingReceiver::open(file.as_fd()).unwrap()).unwrap();
+        let [first, other] =
+            [receiver.qpn ^ first, receiver.qpn].map(|number| burst(device, number, 0));
+        let (inlet, sender, far) = inlet(world);
         let parts: Vec<&[u8]> = std::iter::once(&first[..]).chain([&other[..]; MOST - 1]).collect();
         let write = || sender.write(parts.iter().copied()).unwrap().map(drop);
         let messages = std::iter::from_fn(write).count();
@@ -85,4 +103,148 @@ fn everything_that_has_arrived_is_read_before_an_end_is_handled() {
     let executed = receiver.device.tally.counters().wrong_state;
     assert_eq!(executed, (messages * MOST) as u64);
     receiver.destroy();
+}
+
+/// A queue pair that is connected to a queue pair of another process, and the ring from that process.
+struct Connected {
+    inlet: Arc<Inlet>,
+    receiver: Arc<QueuePair>,
+    sender: RingSender,
+    _far: OwnedFd,
+}
+
+/// The key of the word for the progress of the sender.
+fn key() -> WordKey {
+    WordKey::new(7, 0)
+}
+
+impl Connected {
+    fn new(world: &'static World) -> Self {
+        let (device, _) = world.get();
+        let receiver = queue_pair(device, Service::ReliableConnection);
+        {
+            let responder = &mut *receiver.responder.lock();
+            (responder.state, responder.path) = (QpState::RTS, Some(path_within(device)));
+            let route = Route { path: path_within(device), outlet: Outlet::Nowhere };
+            let wire = responder::wire::Wire::new(receiver.service, responder, 10, route);
+            responder.wire = Some(Box::new(wire));
+        }
+        receiver.receive.lock().state = QpState::RTS;
+        let (inlet, sender, _far) = inlet(world);
+        Self { inlet, receiver, sender, _far }
+    }
+
+    fn post_receive(&self, wr_id: u64) {
+        self.receiver.post_receive(wr_id, &[], &mut Turn::new()).unwrap();
+    }
+
+    /// Writes a SEND without data in the short form.
+    fn write_single(&self, psn: u32) {
+        let path = path_within(self.receiver.device);
+        let (to, psn) = (Qpn::masked(self.receiver.qpn), Psn::masked(psn));
+        let (immediate, solicited, length) = (None, false, 0);
+        let single = Single { path, to, psn, word: key(), immediate, solicited, length };
+        let head = encode_single(self.receiver.device, &single).unwrap();
+        self.sender.write_single(&head, &[], 0).unwrap().unwrap();
+    }
+
+    /// Writes the same SEND as a packet.
+    fn write_packet(&self, psn: u32) {
+        let head = burst(self.receiver.device, self.receiver.qpn, psn);
+        self.sender.write([&head[..]].into_iter()).unwrap().unwrap();
+    }
+
+    fn read(&self) {
+        let read = self.inlet.read(&mut locked_for_calls(&self.inlet.reading));
+        assert!(matches!(read, RingRead::Message), "{read:?}");
+    }
+
+    /// Returns the new completions, and the PSN that the sender sees.
+    fn completed(&self) -> (Vec<u64>, Option<u32>) {
+        let mut found = Vec::new();
+        self.receiver.receive_cq.poll(4, |_, completion, _| found.push(completion.wr_id)).unwrap();
+        (found, self.sender.executed().unwrap().expected(key()).map(Psn::get))
+    }
+
+    fn run(&self) {
+        self.receiver.device.fabric.run_queue.run();
+    }
+}
+
+/// No thread runs turns here, so packets wait.
+#[test]
+fn a_message_of_one_packet_is_executed_at_once_unless_packets_wait() {
+    static WORLD: World = World::new();
+    let all = Connected::new(&WORLD);
+    (0..2).for_each(|n| all.post_receive(n));
+    all.write_single(0);
+    all.read();
+    assert_eq!(all.completed(), (vec![], None), "the first message is a packet, for its event");
+    all.run();
+    assert_eq!(all.completed(), (vec![0], Some(1)));
+    all.write_single(1);
+    all.read();
+    assert_eq!(all.completed(), (vec![1], Some(2)));
+    (2..4).for_each(|n| all.post_receive(n));
+    all.write_packet(2);
+    all.write_single(3);
+    (0..2).for_each(|_| all.read());
+    assert_eq!(all.completed(), (vec![], Some(2)), "it follows the packet");
+    all.run();
+    assert_eq!(all.completed(), (vec![2, 3], Some(4)));
+    all.receiver.destroy();
+}
+
+#[test]
+fn a_message_of_one_packet_is_refused_and_dropped_like_a_packet() {
+    static WORLD: World = World::new();
+    let all = Connected::new(&WORLD);
+    let counters = || all.receiver.device.tally.counters();
+    all.post_receive(0);
+    for psn in 0..2 {
+        all.write_single(psn);
+        all.read();
+        all.run();
+    }
+    assert_eq!((all.completed(), counters().send_rnr_err), ((vec![0], Some(1)), 1));
+    // The sender sends it again, but not in order.
+    all.post_receive(1);
+    for psn in [2, 0] {
+        all.write_single(psn);
+        all.read();
+        all.run();
+    }
+    let counted = counters();
+    assert_eq!((counted.out_of_seq_request, counted.duplicate_request), (1, 1));
+    all.write_single(1);
+    all.read();
+    all.run();
+    assert_eq!(all.completed(), (vec![1], Some(2)));
+    Arc::clone(&all.receiver).destroy();
+    all.write_single(2);
+    all.read();
+    assert_eq!(counters().unknown_qp, 1);
+}
+
+#[test]
+fn data_that_wraps_around_the_end_of_the_ring_is_written_and_read() {
+    let ring = || {
+        let (sender, file) = RingSender::new().unwrap();
+        (sender, RingReceiver::open(file.as_fd()).unwrap())
+    };
+    let ([(sender, receiver), (other, source)], data) = ([ring(), ring()], [0x5a_u8; 1000]);
+    other.write([&data[..]].into_iter()).unwrap().unwrap();
+    let (source, mut out) = (source.memory_from(GAP), [0_u8; 1000]);
+    let mut head = [7; SINGLE_HEAD as usize];
+    head[..4].copy_from_slice(&u32::try_from(AFTER_GAP + 1000).unwrap().to_le_bytes());
+    for _ in 0..600 {
+        assert!(sender.write_single(&head, &source, 1000).unwrap().is_some());
+        let mut found = [0; SINGLE_HEAD as usize];
+        let message = receiver.next(&mut found).unwrap().unwrap();
+        assert_eq!(found, head);
+        let _ = Reach::Mapped.collect_bytes(&receiver.memory_from(SINGLE_HEAD), 0, &mut out);
+        assert_eq!(out, data);
+        receiver.remove(message).unwrap();
+        out.fill(0);
+    }
 }

@@ -8,9 +8,11 @@ use rustix::io::Errno;
 use super::{AGAIN, Neighbor, RETRY};
 use crate::engine::wire::Carrier as _;
 use crate::engine::wire::letter::Letter;
-use crate::link::local::head::{HEAD, encode};
+use crate::engine::wire::single::Single;
+use crate::link::local::head::{HEAD, encode, encode_single};
 use crate::link::local::queues::{Message, Queues};
 use crate::link::local::socket::notify;
+use crate::memory::copy::Segment;
 use crate::sync::{Ordering, locked_in_models as locked};
 
 /// The maximum number of messages that one turn writes.
@@ -102,17 +104,43 @@ impl Neighbor {
     /// space. Returns true if it was written. The caller then takes its buffer back.
     pub(super) fn write_at_once(&self, queues: &mut Queues, letter: &Letter) -> bool {
         let length = letter.payload().len();
-        if !letter.is_alone || length > SHORT || !self.handshake.is_complete() {
+        if !letter.is_alone || length > SHORT {
             return false;
         }
-        if !queues.are_idle() || !self.ring.has_pages(HEAD + length) {
+        self.write_if_idle(queues, HEAD + length, || {
+            let head = encode(self.device, letter)?;
+            let parts = [&head[..], letter.payload()];
+            self.ring.write(parts.into_iter()).ok().flatten()
+        })
+    }
+
+    /// Writes a message of one packet like [`write_at_once`](Self::write_at_once).
+    #[inline]
+    pub(super) fn write_single_at_once(&self, single: &Single, data: &[Segment]) -> bool {
+        let queues = &mut *locked(&self.queues);
+        let length = usize::from(single.length);
+        !self.has_ended()
+            && self.write_if_idle(queues, HEAD + length, || {
+                let head = encode_single(self.device, single)?;
+                self.ring.write_single(&head, data, length).ok().flatten()
+            })
+    }
+
+    /// Runs `write` if nothing else waits, and the ring has pages for a message of `length` bytes. Returns true if it
+    /// wrote a message. It returns whether the process must be notified.
+    #[inline]
+    fn write_if_idle(
+        &self,
+        queues: &mut Queues,
+        length: usize,
+        write: impl FnOnce() -> Option<bool>,
+    ) -> bool {
+        if !self.handshake.is_complete() || !queues.are_idle() || !self.ring.has_pages(length) {
             return false;
         }
         // Another thread may be writing earlier bursts.
         let Ok(_writing) = self.writing.try_lock() else { return false };
-        let Some(head) = encode(self.device, letter) else { return false };
-        let parts = [&head[..], letter.payload()];
-        let Ok(Some(must_notify)) = self.ring.write(parts.into_iter()) else { return false };
+        let Some(must_notify) = write() else { return false };
         queues.has_written_at_once();
         if must_notify {
             self.owes_notification.store(true, Ordering::Relaxed);

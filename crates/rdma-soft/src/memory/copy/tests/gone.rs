@@ -280,6 +280,10 @@ fn memory_that_is_mapped_for_certain_takes_no_call() {
     assert_eq!(calls(copies, &COUNT), 0);
     // A single segment that may be unmapped makes the call necessary.
     let unsure = Segment { mapped: false, ..source };
-    let copy = |reach: Reach| assert_eq!(reach.transfer(&[source, unsure], &[sink], 0, 64), Ok(()));
-    assert_eq!(calls(copy, &COUNT), ONE_COPY);
+    let copies = |reach: Reach| {
+        assert_eq!(reach.transfer(&[unsure], &[sink], 0, 64), Ok(()));
+        assert_eq!(reach.transfer(&[source], &[Segment { mapped: false, ..sink }], 0, 64), Ok(()));
+        assert_eq!(reach.transfer(&[source, unsure], &[sink], 8, 64), Ok(()));
+    };
+    assert_eq!(calls(copies, &COUNT), 3 * ONE_COPY);
 }

@@ -73,7 +73,8 @@ impl Packet {
 record! {
     /// The head of a message between processes that carries packets. Zeros give a valid one.
     Local {
-        /// A bit mask of the following fields whose values are used unchanged.
+        /// A bit mask of the following fields whose values are used unchanged. With the highest bit, the first packet is
+        /// sent as a message of one packet.
         own: u8,
         version: u8,
         flags: u8,

@@ -22,7 +22,7 @@ mod hostile;
 #[path = "../../../behaviour/local_link/ring.rs"]
 mod ring;
 
-use hostile::{DATAGRAM, FIRST, HEAD, Head, SECOND, WITH_LAST};
+use hostile::{DATAGRAM, FIRST, HEAD, Head, SECOND, Single, WITH_LAST};
 use ring::{Accepted, Connection, Ring, Word};
 
 /// More than the device accepts.
@@ -72,6 +72,32 @@ impl Process {
             self.connect();
             // The connection may have been refused if the device's backlog is full.
             self.to.try_send(bytes);
+        }
+    }
+
+    /// Sends the first packet as a message of one packet.
+    fn send_single(&mut self, local: &Local, gid_index: u8, packet: &Piece) {
+        let number = |at: usize| {
+            packet
+                .headers
+                .get(at..at + 3)
+                .map_or(0, |bytes| bytes.iter().fold(0, |all, &byte| all << 8 | u32::from(byte)))
+        };
+        let natural = Single::new(number(5), number(9));
+        let single = Single {
+            flags: if local.own & 2 != 0 { local.flags } else { natural.flags },
+            indices: if local.own & 4 != 0 { local.indices.to_le_bytes() } else { [gid_index; 2] },
+            word: if local.own & 8 != 0 { local.segment.into() } else { natural.word },
+            ..natural
+        };
+        let mut data = &packet.payload[..packet.payload.len().min(LONGEST)];
+        if local.own & 16 != 0 {
+            data = &data[..data.len().min(local.segments.into())];
+        }
+        let bytes = single.bytes(data);
+        if !self.to.try_send_with_gap(&bytes) {
+            self.connect();
+            self.to.try_send_with_gap(&bytes);
         }
     }
 
@@ -128,6 +154,9 @@ impl Way for Process {
             pieces.iter().flat_map(|piece| piece.payload.iter().copied()).collect();
         payload.truncate(LONGEST);
         let own = |bit: u8| local.own >> bit & 1 != 0;
+        if own(7) {
+            return self.send_single(&local, world.own.gid_index, &pieces[0]);
+        }
         let is_datagram = packet.opcode >> 5 == 3;
         let natural = Head {
             flags: if is_datagram { DATAGRAM } else { u8::from(pieces.len() > 1) * WITH_LAST },
