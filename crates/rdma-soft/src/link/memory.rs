@@ -122,7 +122,8 @@ impl<D: Receives> Inbox<D> {
     }
 
     /// Runs `work`, which executes something that arrives now, with the receive side locked. Returns `None`, and does not
-    /// run it, if another thread executes packets, or packets that arrived earlier wait.
+    /// run it, if another thread executes packets, or packets that arrived earlier wait. Among these may be
+    /// acknowledgements of requests that are answered now, which must complete first.
     #[cfg(not(loom))]
     pub(crate) fn execute_at_once<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
         let _receive_side = try_locked(&self.receive_side)?;
