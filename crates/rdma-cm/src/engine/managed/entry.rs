@@ -31,7 +31,7 @@ pub(super) struct Entry {
     pub(super) watch: Watch,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Listening,
     /// The address or the route is being resolved.
@@ -82,52 +82,88 @@ pub(super) fn check_type(queue_pair: &PreparedQueuePair) -> Result<(), Error> {
     }
 }
 
+/// The reaction to an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reaction {
+    /// The event changes nothing.
+    Ignore,
+    FindRoute,
+    SendRequest,
+    /// The address cannot be used. The thread that resolves it is notified.
+    Unresolve,
+    Reply,
+    Establish,
+    /// The connection ends, after this end has answered the peer's DREQ.
+    Answer,
+    End,
+}
+
+/// Returns the reaction to an event in a stage. `has_request` is true if a REQ follows the resolution.
+const fn reaction(event: Kind, stage: Stage, has_request: bool) -> Reaction {
+    match (event, stage) {
+        (_, Stage::Over) => Reaction::Ignore,
+        (Kind::ADDR_RESOLVED, Stage::Resolving) => Reaction::FindRoute,
+        (Kind::ROUTE_RESOLVED, Stage::Resolving) => Reaction::SendRequest,
+        (
+            Kind::ADDR_ERROR | Kind::ROUTE_ERROR | Kind::DEVICE_REMOVAL,
+            Stage::Resolving | Stage::Resolved | Stage::Unresolved,
+        ) if !has_request => Reaction::Unresolve,
+        (Kind::CONNECT_RESPONSE, Stage::Connecting) => Reaction::Reply,
+        (Kind::ESTABLISHED, Stage::Accepted) => Reaction::Establish,
+        (Kind::DISCONNECTED, Stage::Disconnecting) => Reaction::End,
+        // The peer waits for the answer.
+        (Kind::DISCONNECTED, _) => Reaction::Answer,
+        (
+            Kind::ADDR_ERROR
+            | Kind::ROUTE_ERROR
+            | Kind::CONNECT_ERROR
+            | Kind::UNREACHABLE
+            | Kind::REJECTED
+            | Kind::DEVICE_REMOVAL,
+            _,
+        ) => Reaction::End,
+        // The end of the time in which a queue pair's number is not used again, a changed hardware address of a peer, and
+        // events that are too late.
+        _ => Reaction::Ignore,
+    }
+}
+
 impl Entry {
     /// Processes an event, and returns the one for the program.
     pub(super) fn handle(&mut self, context: &Context, received: Received) -> Option<Happening> {
         let Received { event, status, parameters, private_data, .. } = received;
-        match (event, self.stage) {
-            (Kind::ADDR_RESOLVED, Stage::Resolving) => return self.find_route(context),
-            (Kind::ROUTE_RESOLVED, Stage::Resolving) => {
-                self.stage = Stage::Resolved;
-                return self.send_request();
+        match reaction(event, self.stage, self.request.is_some()) {
+            Reaction::Ignore => {
+                tracing::debug!(event = ?event.name(), "an event of rdma_cm is ignored");
+                None
             }
-            (
-                Kind::ADDR_ERROR | Kind::ROUTE_ERROR | Kind::DEVICE_REMOVAL,
-                Stage::Resolving | Stage::Resolved | Stage::Unresolved,
-            ) if self.request.is_none() => self.stage = Stage::Unresolved,
-            (Kind::CONNECT_RESPONSE, Stage::Connecting) => {
+            Reaction::FindRoute => self.find_route(context),
+            Reaction::SendRequest => {
+                self.stage = Stage::Resolved;
+                self.send_request()
+            }
+            Reaction::Unresolve => {
+                self.stage = Stage::Unresolved;
+                None
+            }
+            Reaction::Reply => {
                 self.stage = Stage::Replied;
                 let peer = parameters_of(&parameters);
                 let endpoint = endpoint_of(&peer, None);
                 let replying = Replying { endpoint, parameters: peer, private_data };
-                return Some(Happening::Replied(Box::new(replying)));
+                Some(Happening::Replied(Box::new(replying)))
             }
-            (Kind::ESTABLISHED, Stage::Accepted) => {
+            Reaction::Establish => {
                 self.stage = Stage::Established;
-                return Some(Happening::Established { private_data });
+                Some(Happening::Established { private_data })
             }
-            (
-                Kind::ADDR_ERROR
-                | Kind::ROUTE_ERROR
-                | Kind::CONNECT_ERROR
-                | Kind::UNREACHABLE
-                | Kind::REJECTED
-                | Kind::DISCONNECTED
-                | Kind::DEVICE_REMOVAL,
-                stage,
-            ) if stage != Stage::Over => {
-                if event == Kind::DISCONNECTED && stage != Stage::Disconnecting {
-                    // The peer waits for the answer.
+            reaction @ (Reaction::Answer | Reaction::End) => {
+                if reaction == Reaction::Answer {
                     let _ = self.id.disconnect();
                 }
-                return self.end(end_of(event, status, stage, private_data));
+                self.end(end_of(event, status, self.stage, private_data))
             }
-            // The end of the time in which a queue pair's number is not used again, a changed hardware address of a
-            // peer, and events that are too late, change nothing.
-            _ => tracing::debug!(event = ?event.name(), "an event of rdma_cm is ignored"),
         }
-        None
     }
 
     fn end(&mut self, end: End) -> Option<Happening> {
@@ -210,4 +246,102 @@ pub(super) fn endpoint_of(peer: &Parameters, mtu: Option<Mtu>) -> QueuePairEndpo
     let endpoint = QueuePairEndpoint::new(peer.qpn, peer.psn)
         .with_rd_atomic(peer.initiator_depth, peer.responder_resources);
     mtu.map_or(endpoint, |mtu| endpoint.with_mtu(mtu))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAGES: [Stage; 11] = [
+        Stage::Listening,
+        Stage::Resolving,
+        Stage::Resolved,
+        Stage::Unresolved,
+        Stage::Connecting,
+        Stage::Replied,
+        Stage::Requested,
+        Stage::Accepted,
+        Stage::Established,
+        Stage::Disconnecting,
+        Stage::Over,
+    ];
+
+    /// The reactions in each of [`STAGES`], without a REQ that follows. `.` ignores, `U` unresolves, `A` answers the DREQ
+    /// and ends, `E` ends.
+    const REACTIONS: [(Kind, &str); 16] = [
+        (Kind::ADDR_RESOLVED, ".F........."),
+        (Kind::ADDR_ERROR, "EUUUEEEEEE."),
+        (Kind::ROUTE_RESOLVED, ".S........."),
+        (Kind::ROUTE_ERROR, "EUUUEEEEEE."),
+        (Kind::CONNECT_REQUEST, "..........."),
+        (Kind::CONNECT_RESPONSE, "....R......"),
+        (Kind::CONNECT_ERROR, "EEEEEEEEEE."),
+        (Kind::UNREACHABLE, "EEEEEEEEEE."),
+        (Kind::REJECTED, "EEEEEEEEEE."),
+        (Kind::ESTABLISHED, ".......C..."),
+        (Kind::DISCONNECTED, "AAAAAAAAAE."),
+        (Kind::DEVICE_REMOVAL, "EUUUEEEEEE."),
+        (Kind::MULTICAST_JOIN, "..........."),
+        (Kind::MULTICAST_ERROR, "..........."),
+        (Kind::ADDR_CHANGE, "..........."),
+        (Kind::TIMEWAIT_EXIT, "..........."),
+    ];
+
+    fn letter(reaction: Reaction) -> char {
+        match reaction {
+            Reaction::Ignore => '.',
+            Reaction::FindRoute => 'F',
+            Reaction::SendRequest => 'S',
+            Reaction::Unresolve => 'U',
+            Reaction::Reply => 'R',
+            Reaction::Establish => 'C',
+            Reaction::Answer => 'A',
+            Reaction::End => 'E',
+        }
+    }
+
+    #[test]
+    fn each_event_has_its_reaction_in_each_stage() {
+        for (number, (event, expected)) in (0..).zip(REACTIONS) {
+            assert_eq!(event, Kind(number), "each event has its row");
+            let of = |has_request| {
+                STAGES.map(|stage| letter(reaction(event, stage, has_request))).into_iter()
+            };
+            assert_eq!(of(false).collect::<String>(), expected, "{:?}", event.name());
+            // The program waits for a connection, so a failed resolution ends it.
+            assert_eq!(of(true).collect::<String>(), expected.replace('U', "E"));
+        }
+        let unknown = STAGES.map(|stage| letter(reaction(Kind(16), stage, false)));
+        assert_eq!(unknown, ['.'; 11], "events of later versions are ignored");
+    }
+
+    #[test]
+    fn ends_name_their_reasons() {
+        let end = |event, status, stage| end_of(event, status, stage, b"data".to_vec());
+        let data = || b"data".to_vec();
+        for stage in STAGES {
+            assert_eq!(end(Kind::DEVICE_REMOVAL, 0, stage), End::DeviceRemoved);
+            let disconnected = End::Disconnected { private_data: data() };
+            assert_eq!(end(Kind::DISCONNECTED, 0, stage), disconnected);
+            let (reason, timeout) = (Reason::CONSUMER_DEFINED, Reason::TIMEOUT);
+            let rejected = |reason| End::Rejected { reason, private_data: data() };
+            assert_eq!(end(Kind::REJECTED, reason.get().into(), stage), rejected(reason));
+            let withdrawn = end(Kind::REJECTED, timeout.get().into(), stage);
+            let is_request = stage == Stage::Requested;
+            assert_eq!(withdrawn, if is_request { End::PeerGone } else { rejected(timeout) });
+        }
+        let unreachable = |errno: c_int| end(Kind::UNREACHABLE, -errno, Stage::Connecting);
+        assert_eq!(unreachable(libc::ECONNRESET), End::PeerGone);
+        assert_eq!(unreachable(libc::EACCES), End::OtherUser);
+        assert_eq!(unreachable(libc::EAGAIN), End::Busy);
+        assert_eq!(unreachable(libc::ETIMEDOUT), End::Unanswered);
+        for (event, tried) in [
+            (Kind::ADDR_ERROR, "resolve the address"),
+            (Kind::ROUTE_ERROR, "resolve the route"),
+            (Kind::CONNECT_ERROR, "connect"),
+        ] {
+            let (status, errno) = (-libc::ENODEV, libc::ENODEV);
+            assert_eq!(end(event, status, Stage::Resolving), End::Kernel { tried, errno });
+        }
+    }
 }
