@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rdma_proto::cm::PortSpace;
 use rdma_proto::cm::wire::Reason;
-use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairEndpoint};
+use rdma_qp::{PreparedQueuePair, QueuePair};
 
 use crate::channel::{EventChannel, end_of};
 use crate::connection::Connection;
@@ -16,6 +16,7 @@ use crate::error::{End, Error, check_private_data};
 use crate::event::{Event, IdToken};
 use crate::happening::{Happening, Requested};
 use crate::options::BindOptions;
+use crate::parameters::Parameters;
 use crate::step::Step;
 
 /// A port at which peers can request connections. Dropping it frees the port, and ends requests that the program has not
@@ -167,11 +168,12 @@ impl ConnectionRequest {
         if queue_pair.traffic_class().is_none() {
             queue_pair.set_traffic_class(self.requested.route.traffic_class);
         }
-        let (own, peer) = (queue_pair.endpoint(), self.requested.endpoint);
-        if own.mtu() < peer.mtu() {
+        let (mtu, peer) = (queue_pair.endpoint().mtu(), self.requested.endpoint);
+        if mtu < peer.mtu() {
             self.handle.reject(Reason::INVALID_MTU, &[])?;
-            return Err(Error::Mtu { own: own.mtu(), peer: peer.mtu() });
+            return Err(Error::Mtu { own: mtu, peer: peer.mtu() });
         }
+        let own = Parameters::of(&queue_pair);
         Ok(Accepting {
             queue_pair: self.handle.connect(queue_pair, &peer)?,
             handle: self.handle,
@@ -197,7 +199,7 @@ impl ConnectionRequest {
 pub struct Accepting {
     queue_pair: QueuePair,
     handle: Handle,
-    own: QueuePairEndpoint,
+    own: Parameters,
 }
 
 impl Accepting {
@@ -220,7 +222,7 @@ impl Accepting {
     pub fn accept(self, private_data: &[u8]) -> Result<Accepted, Error> {
         check_private_data("REP", private_data, Self::MAX_PRIVATE_DATA)?;
         let Self { queue_pair, handle, own } = self;
-        handle.accept(&own, private_data)?;
+        handle.accept(own, private_data)?;
         Ok(Accepted { queue_pair, handle })
     }
 }

@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 
 use rdma_mem::{GidType, Mtu};
 use rdma_proto::cm::Address;
-use rdma_proto::cm::wire::{Resolution, SidrStatus};
+use rdma_proto::cm::wire::{Answer, Resolution, SidrStatus};
+use rdma_qp::{PreparedQueuePair, QueuePairType};
 use rdma_types::{AckTimeout, Psn, Qpn};
 
 /// The parameters of one end in a REQ or REP.
@@ -45,6 +46,44 @@ impl Parameters {
             flow_control: true,
             srq: false,
             is_unreliable: false,
+        }
+    }
+
+    /// Returns the parameters of a queue pair.
+    pub(crate) fn of(queue_pair: &PreparedQueuePair) -> Self {
+        let end = queue_pair.endpoint();
+        Self {
+            responder_resources: end.max_dest_rd_atomic(),
+            initiator_depth: end.max_rd_atomic(),
+            retry_count: queue_pair.max_ack_retries().retries(),
+            rnr_retry_count: queue_pair.max_rnr_retries().code(),
+            srq: queue_pair.has_srq(),
+            is_unreliable: end.qp_type() == QueuePairType::UC,
+            ..Self::new(end.qpn(), end.psn())
+        }
+    }
+
+    /// Returns these parameters with at most the RDMA reads and atomics that the peer serves and starts.
+    pub(crate) fn within(self, peer: &Self) -> Self {
+        Self {
+            responder_resources: self.responder_resources.min(peer.initiator_depth),
+            initiator_depth: self.initiator_depth.min(peer.responder_resources),
+            ..self
+        }
+    }
+
+    /// Returns the contents of a REP.
+    pub(crate) fn answer(self, private_data: &[u8]) -> Answer<'_> {
+        Answer {
+            qpn: self.qpn,
+            psn: self.psn,
+            responder_resources: self.responder_resources,
+            initiator_depth: self.initiator_depth,
+            flow_control: self.flow_control,
+            rnr_retry_count: self.rnr_retry_count,
+            srq: self.srq,
+            private_data,
+            ..Answer::default()
         }
     }
 }

@@ -43,7 +43,7 @@
 use std::net::SocketAddr;
 
 use rdma_mem::{GidEntry, GidType, LinkLayer};
-use rdma_proto::cm::wire::{Answer, Reason, Resolution};
+use rdma_proto::cm::wire::{Reason, Resolution};
 use rdma_types::{AckTimeout, Qpn};
 
 pub use rdma_proto::cm::wire::SidrStatus;
@@ -307,18 +307,7 @@ impl Id {
     #[doc(alias = "rdma_accept")]
     pub fn accept(&self, own: &Parameters, private_data: &[u8]) -> Result<(), Error> {
         check_private_data("REP", private_data, Accepting::MAX_PRIVATE_DATA)?;
-        let answer = Answer {
-            qpn: own.qpn,
-            psn: own.psn,
-            responder_resources: own.responder_resources,
-            initiator_depth: own.initiator_depth,
-            flow_control: own.flow_control,
-            rnr_retry_count: own.rnr_retry_count,
-            srq: own.srq,
-            private_data,
-            ..Answer::default()
-        };
-        self.0.change(|peer, now| peer.accept(now, &answer))
+        self.0.change(|peer, now| peer.accept(now, &own.answer(private_data)))
     }
 
     /// Confirms that this end is ready, after [`Event::Replied`].

@@ -20,14 +20,14 @@ use rdma_types::{AckTimeout, Gid, Lid};
 pub(crate) use self::entry::Request;
 
 use self::entry::{Entry, Stage, check_type, endpoint_of, parameters_of};
-use self::library::{Channel, Id, Offer, RESOLVE_MS, Received, end_of_path, system_error};
+use self::library::{Channel, Id, RESOLVE_MS, Received, end_of_path, system_error};
 use super::files::Watch;
 use super::path::{addresses, connect, ip_of};
 use super::{Engine, Handle, NEXT, State};
 use crate::error::{End, Error};
 use crate::happening::{Happening, Requested};
 use crate::options::BindOptions;
-use crate::parameters::Route;
+use crate::parameters::{Parameters, Route};
 
 /// The events that are received before other threads get their turn.
 const EVENTS: u32 = 64;
@@ -65,9 +65,9 @@ impl Managed {
 
     /// Adds an ID. Its token is new.
     fn add(&mut self, id: Id, stage: Stage) -> &mut Entry {
-        let (request, bound, listener, watch) = (None, None, None, Watch::default());
-        let (token, peer_reads) = (id.token(), (0, 0));
-        let entry = || Entry { id, stage, request, bound, listener, peer_reads, watch };
+        let (request, bound, listener, peer) = (None, None, None, None);
+        let (token, watch) = (id.token(), Watch::default());
+        let entry = || Entry { id, stage, request, bound, listener, peer, watch };
         self.entries.entry(token).or_insert_with(entry)
     }
 
@@ -382,7 +382,7 @@ impl Engine {
         let peer = id.token();
         let entry = managed.add(id, Stage::Requested);
         entry.listener = Some(listener);
-        entry.peer_reads = (parameters.initiator_depth, parameters.responder_resources);
+        entry.peer = Some(parameters);
         Some(Happening::Requested(Box::new(Requested {
             peer,
             endpoint: endpoint_of(&parameters, Some(mtu)),
@@ -450,18 +450,13 @@ impl Handle {
     }
 
     /// Accepts a request.
-    pub(crate) fn accept(&self, own: &QueuePairEndpoint, private_data: &[u8]) -> Result<(), Error> {
+    pub(crate) fn accept(&self, own: Parameters, private_data: &[u8]) -> Result<(), Error> {
         if !self.engine.is_managed {
             return self.change(|peer, now| peer.accept_with(now, own, private_data));
         }
         self.engine.manage(self.token, "accept the request", |entry| {
-            let (starts, serves) = entry.peer_reads;
-            let offer = Offer {
-                qpn: own.qpn().get(),
-                responder_resources: own.max_dest_rd_atomic().min(starts),
-                initiator_depth: own.max_rd_atomic().min(serves),
-            };
-            entry.id.accept(offer, private_data)?;
+            let own = entry.peer.map_or(own, |peer| own.within(&peer));
+            entry.id.accept(&own, private_data)?;
             entry.stage = Stage::Accepted;
             Ok(())
         })

@@ -22,8 +22,6 @@ const DEFAULT_PKEY: Pkey = Pkey::new(0xffff);
 const RESPONSE_TIMEOUT: u8 = 20;
 /// The number of repetitions, as in Linux.
 const RETRIES: u8 = 15;
-/// The number of retries of packets, with and without a receive request: the maximum.
-const PACKET_RETRIES: u8 = 7;
 const HOP_LIMIT: u8 = 64;
 /// The code of 17 s: the longest time for an acknowledgement that this end adopts from a peer. Code 0 means forever.
 const LONGEST_ACK_TIMEOUT: u8 = 22;
@@ -121,13 +119,8 @@ impl Request {
             destination: to,
             is_outside: source.is_some(),
         };
-        let parameters = Parameters {
-            responder_resources: endpoint.max_dest_rd_atomic(),
-            initiator_depth: endpoint.max_rd_atomic(),
-            is_unreliable: endpoint.qp_type() == QueuePairType::UC,
-            ..Parameters::new(endpoint.qpn(), endpoint.psn())
-        };
-        Ok(Self::to(PortSpace::Tcp, &route, Ends::Connection(parameters), private_data))
+        let ends = Ends::Connection(Parameters::of(queue_pair));
+        Ok(Self::to(PortSpace::Tcp, &route, ends, private_data))
     }
 
     /// Creates a request to the service at the destination of a route.
@@ -396,22 +389,4 @@ pub(crate) fn connect(
     attributes.send_psn = peer.psn();
     attributes.recv_psn = queue_pair.endpoint().psn();
     queue_pair.connect(attributes)
-}
-
-/// Returns the reply of a passive end with this queue pair, which serves at most what its peer may request.
-pub(super) fn answer<'a>(
-    own: &QueuePairEndpoint,
-    peer: &QueuePairEndpoint,
-    private_data: &'a [u8],
-) -> Answer<'a> {
-    Answer {
-        qpn: own.qpn(),
-        psn: own.psn(),
-        responder_resources: own.max_dest_rd_atomic().min(peer.max_rd_atomic()),
-        initiator_depth: own.max_rd_atomic().min(peer.max_dest_rd_atomic()),
-        flow_control: true,
-        rnr_retry_count: PACKET_RETRIES,
-        private_data,
-        ..Answer::default()
-    }
 }

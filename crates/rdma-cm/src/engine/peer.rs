@@ -11,18 +11,17 @@ use rdma_proto::cm::wire::{
 use rdma_proto::cm::{
     Address, Cause, CommId, Error as Refusal, Event, Manager, Output, ServiceId, Settings, Transmit,
 };
-use rdma_qp::QueuePairEndpoint;
 use rustix::io::Errno;
 
 use super::files::Watch;
 use super::gateway::Gateway;
 use super::line::Line;
 use super::listening::Bound;
-use super::path::{Request, answer, claimed, ip_of, querier, requester};
+use super::path::{Request, claimed, ip_of, querier, requester};
 use super::socket::receive_mad;
 use crate::error::End;
 use crate::happening::{Happening, Queried, Replying, Requested};
-use crate::parameters::{Answered, NO_ANSWER, Route};
+use crate::parameters::{Answered, NO_ANSWER, Parameters, Route};
 
 /// The messages that are received before other sockets get their turn.
 const MESSAGES: u32 = 16;
@@ -84,8 +83,8 @@ pub(super) enum Role {
         listener: u64,
         /// The addresses at which the listener accepts requests.
         bound: Bound,
-        /// The active end's queue pair, once its REQ has arrived.
-        requester: Option<Box<QueuePairEndpoint>>,
+        /// The parameters of the active end, once its REQ has arrived.
+        requester: Option<Box<Parameters>>,
         /// Whether its REQ or SIDR_REQ has arrived.
         has_asked: bool,
     },
@@ -343,10 +342,9 @@ impl Peer {
         (self.id, self.from, self.stage) = (id, Some(from), Stage::Requested);
         let local = self.line.local();
         let asked = requester(&port.context, (from, local), offer).ok_or(Reason::UNSUPPORTED)?;
-        let endpoint = asked.endpoint;
-        self.note_asked(&asked.route, Some(Box::new(endpoint)))?;
+        let (endpoint, parameters, route) = (asked.endpoint, asked.parameters, asked.route);
+        self.note_asked(&route, Some(Box::new(parameters)))?;
         let (peer, private_data) = (self.token, asked.private_data.to_vec());
-        let (parameters, route) = (asked.parameters, asked.route);
         let ends = match (local, from) {
             (Some(local), Address::Gid(from)) => Some((ip_of(local), ip_of(from))),
             _ => None,
@@ -378,7 +376,7 @@ impl Peer {
     fn note_asked(
         &mut self,
         route: &Route,
-        from: Option<Box<QueuePairEndpoint>>,
+        from: Option<Box<Parameters>>,
     ) -> Result<(), Reason> {
         let Role::Passive { bound, requester, has_asked, .. } = &mut self.role else {
             return Err(Reason::UNSUPPORTED);
@@ -440,14 +438,14 @@ impl Peer {
     pub(crate) fn accept_with(
         &mut self,
         now: Time,
-        own: &QueuePairEndpoint,
+        own: Parameters,
         private_data: &[u8],
     ) -> Result<(), Refusal> {
         let Role::Passive { requester: Some(requester), .. } = &self.role else {
             return Err(Refusal::State(self.id));
         };
-        let answer = answer(own, requester, private_data);
-        self.accept(now, &answer)
+        let own = own.within(requester);
+        self.accept(now, &own.answer(private_data))
     }
 
     /// Answers a query.

@@ -2,14 +2,15 @@
 //! libibverbs and librdmacm are those files.
 
 use std::env;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
 use std::time::Duration;
 
-use rdma_cm::unmanaged::{self, PortSpace};
+use rdma_cm::unmanaged::{self, Event, PortSpace};
 use rdma_cm::{BindOptions, Connecting, End, Error, EventChannel, Listener, Reason};
 use rdma_mem::Context;
 use rdma_qp::{QueuePairType, prelude::*};
+use rdma_types::{MaxAckRetries, MaxRnrRetries};
 use test_support::program::{dropin, in_own_process_with, is_emulated, this_program};
 use test_support::rig::until;
 
@@ -71,7 +72,7 @@ fn connections_are_refused() {
 
 #[test]
 fn ports_have_options() {
-    pass("options", &["shared_port", "traffic_class"], 1);
+    pass("options", &["shared_port", "traffic_class", "state_the_retries"], 1);
 }
 
 #[test]
@@ -161,7 +162,7 @@ fn in_listening_child(test: &str, number: u32, work: impl FnOnce(Context, Ipv4Ad
         return println!("SKIP: the libraries are not for the emulated machine");
     }
     // The hosts of tests have lower addresses.
-    let own = Ipv4Addr::from_bits(0x7fc0_0000 | (std::process::id() & 0xffff) << 1 | number);
+    let own = Ipv4Addr::from_bits(0x7fc0_0000 | (std::process::id() & 0xffff) << 2 | number);
     let prepare = |program: &mut Command| {
         over_library(program);
         program.env(LISTEN, own.to_string());
@@ -210,6 +211,29 @@ fn a_listener_at_localhost_rejects_requests_whose_path_leads_to_another_host() {
         let connecting = resolved.connect(far.queue_pair(), b"").unwrap();
         let end = rejected(&listener, connecting);
         assert!(matches!(end, End::Rejected { .. }), "{end}");
+    });
+}
+
+#[test]
+fn a_request_contains_the_retries_of_its_queue_pair() {
+    in_listening_child("a_request_contains_the_retries_of_its_queue_pair", 2, |own, _| {
+        let (near, far) = (Node::new(&own), Host::new());
+        let server = far.node();
+        let to = SocketAddr::new(far.ip.into(), 0);
+        let bind = unmanaged::bind(&server.channel, PortSpace::Tcp, to, BindOptions::new());
+        let port = bind.unwrap();
+        let _listener = unmanaged::listen(&server.channel, &port).unwrap();
+        let srq = near.pd.create_srq().build().unwrap();
+        let builder = near.pd.create_qp().send_cq(&near.cq).recv_cq(&near.cq).srq(&srq);
+        let builder = builder.max_ack_retries(MaxAckRetries::limited(3).unwrap());
+        let queue_pair = builder.max_rnr_retries(MaxRnrRetries::limited(4).unwrap()).build();
+        let resolved = near.channel.resolve((far.ip, port.number())).unwrap();
+        let _connecting = resolved.connect(queue_pair.unwrap(), b"").unwrap();
+        let event = server.channel.next(Some(LIMIT)).unwrap().unwrap();
+        let (_, event) = unmanaged::event(event);
+        let Event::Requested { parameters, .. } = event else { panic!("{event:?}") };
+        let stated = (parameters.retry_count, parameters.rnr_retry_count, parameters.srq);
+        assert_eq!(stated, (3, 4, true));
     });
 }
 

@@ -1,13 +1,13 @@
 //! The options of ports, and those of queue pairs that requests contain.
 #![allow(unsafe_code)] // querying the traffic class is unsafe
 
-use rdma_cm::unmanaged::{self, Event, PortSpace};
+use rdma_cm::unmanaged::{self, Event, Parameters, PortSpace};
 use rdma_cm::{
     BindOptions, End, Error, EventChannel, Listener, PreparedQueuePair, QueuePair, Reason,
 };
 use rdma_qp::prelude::*;
 use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr};
-use rdma_types::AckTimeout;
+use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries};
 
 use crate::common::{LIMIT, Node, open};
 
@@ -105,6 +105,39 @@ pub(crate) fn connect_traffic_classes(
         let replied = connecting.wait(LIMIT).unwrap();
         check(expected, [path, path_of(replied.queue_pair())]);
     }
+}
+
+#[test]
+fn both_ends_state_the_retries_and_the_shared_receive_queues_of_their_queue_pairs() {
+    let node = Node::new(&open("soft0"));
+    let (srq, channel) = (node.pd.create_srq().build().unwrap(), &node.channel);
+    let new = || {
+        let builder = node.pd.create_qp().send_cq(&node.cq).recv_cq(&node.cq).srq(&srq);
+        let rnr = MaxRnrRetries::limited(4).unwrap();
+        builder.max_ack_retries(MaxAckRetries::limited(3).unwrap()).max_rnr_retries(rnr)
+    };
+    let next = || unmanaged::event(channel.next(Some(LIMIT)).unwrap().unwrap()).1;
+
+    let to = "127.0.0.1:0".parse().unwrap();
+    let port = unmanaged::bind(channel, PortSpace::Tcp, to, BindOptions::new()).unwrap();
+    let _listening = unmanaged::listen(channel, &port).unwrap();
+    let resolved = channel.resolve(("127.0.0.1", port.number())).unwrap();
+    let _connecting = resolved.connect(new().build().unwrap(), b"").unwrap();
+    let event = next();
+    let Event::Requested { parameters, .. } = event else { panic!("{event:?}") };
+    let stated = (parameters.retry_count, parameters.rnr_retry_count, parameters.srq);
+    assert_eq!(stated, (3, 4, true));
+
+    let listener = node.listen();
+    let route = unmanaged::route(channel, listener.local_address()).unwrap();
+    let own = node.queue_pair();
+    let own = Parameters::new(own.endpoint().qpn(), own.endpoint().psn());
+    let _active = unmanaged::connect(channel, PortSpace::Tcp, &route, &own, b"").unwrap();
+    let request = listener.incoming(LIMIT).unwrap();
+    let _accepted = request.prepare(new().build().unwrap()).unwrap().accept(b"").unwrap();
+    let event = next();
+    let Event::Replied { parameters, .. } = event else { panic!("{event:?}") };
+    assert_eq!((parameters.rnr_retry_count, parameters.srq), (4, true));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use rdma_mem::{Gid, Lid, Mtu, ProtectionDomain};
 use rdma_sys::{ibv_ah_attr, ibv_qp_attr, ibv_qp_state};
-use rdma_types::{AckTimeout, Psn, QpState, QpType, Qpn};
+use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, Psn, QpState, QpType, Qpn};
 
 use crate::ah::vector::GlobalRoute;
 use crate::endpoint::QueuePairEndpoint;
@@ -60,6 +60,24 @@ impl PreparedQueuePair {
     #[must_use]
     pub const fn ack_timeout(&self) -> AckTimeout {
         self.end.settings.ack_timeout
+    }
+
+    /// Returns the builder's [`max_ack_retries`](crate::QueuePairBuilder::max_ack_retries).
+    #[must_use]
+    pub const fn max_ack_retries(&self) -> MaxAckRetries {
+        self.end.settings.max_ack_retries
+    }
+
+    /// Returns the builder's [`max_rnr_retries`](crate::QueuePairBuilder::max_rnr_retries).
+    #[must_use]
+    pub const fn max_rnr_retries(&self) -> MaxRnrRetries {
+        self.end.settings.max_rnr_retries
+    }
+
+    /// Returns true if the queue pair receives from a shared receive queue.
+    #[must_use]
+    pub fn has_srq(&self) -> bool {
+        self.object.needs().srq.is_some()
     }
 
     /// Returns the [`traffic_class`](crate::QueuePairBuilder::traffic_class) with which the queue pair will send: the

@@ -10,7 +10,7 @@ use rdma_sys::Errno;
 use rdma_sys::cm::{option, rdma_cm_event_type as Kind, rdma_conn_param};
 use rdma_types::{AckTimeout, Psn, Qpn};
 
-use super::library::{Id, Offer, Received};
+use super::library::{Id, Received};
 use crate::engine::files::Watch;
 use crate::error::{End, Error};
 use crate::happening::{Happening, Replying};
@@ -26,8 +26,8 @@ pub(super) struct Entry {
     pub(super) bound: Option<IpAddr>,
     /// The listener that received the request.
     pub(super) listener: Option<u64>,
-    /// The RDMA reads and atomics that the peer starts, and that it serves.
-    pub(super) peer_reads: (u8, u8),
+    /// The parameters of the peer that sent the request.
+    pub(super) peer: Option<Parameters>,
     pub(super) watch: Watch,
 }
 
@@ -50,7 +50,7 @@ pub(super) enum Stage {
 
 /// The contents of a REQ.
 pub(crate) struct Request {
-    pub(super) offer: Offer,
+    pub(super) own: Parameters,
     pub(super) traffic_class: Option<u8>,
     pub(super) ack_timeout: AckTimeout,
     pub(super) private_data: Vec<u8>,
@@ -60,13 +60,8 @@ impl Request {
     /// Creates the request of a queue pair.
     pub(crate) fn new(queue_pair: &PreparedQueuePair, private_data: &[u8]) -> Result<Self, Error> {
         check_type(queue_pair)?;
-        let end = queue_pair.endpoint();
         Ok(Self {
-            offer: Offer {
-                qpn: end.qpn().get(),
-                responder_resources: end.max_dest_rd_atomic(),
-                initiator_depth: end.max_rd_atomic(),
-            },
+            own: Parameters::of(queue_pair),
             traffic_class: queue_pair.traffic_class(),
             ack_timeout: queue_pair.ack_timeout(),
             private_data: private_data.to_vec(),
@@ -198,7 +193,7 @@ impl Entry {
         // Kernels before Linux 5.1 do not have the option, and offer the path's timeout.
         let _ = self.id.set_byte(option::ACK_TIMEOUT, request.ack_timeout.code());
         self.stage = Stage::Connecting;
-        let sent = self.id.connect(request.offer, &request.private_data);
+        let sent = self.id.connect(&request.own, &request.private_data);
         sent.err().and_then(|errno| self.fail("send the request", errno))
     }
 }

@@ -21,6 +21,7 @@ use rdma_types::{Gid, Lid};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::error::Error;
+use crate::parameters::Parameters;
 
 /// A number that identifies an ID of this process. The ID's context has it, too.
 type Token = u64;
@@ -46,14 +47,6 @@ pub(super) struct Received {
     /// The parameters of the peer. The pointer in them is invalid.
     pub(super) parameters: rdma_conn_param,
     pub(super) private_data: Vec<u8>,
-}
-
-/// The offer of an end in a REQ or REP.
-#[derive(Clone, Copy)]
-pub(super) struct Offer {
-    pub(super) qpn: u32,
-    pub(super) responder_resources: u8,
-    pub(super) initiator_depth: u8,
 }
 
 impl Channel {
@@ -210,16 +203,16 @@ impl Id {
         checked(unsafe { (self.library.resolve_addr)(id, source, to, RESOLVE_MS) })
     }
 
-    /// Sends a REQ, with the maximum retries.
-    pub(super) fn connect(&self, offer: Offer, private_data: &[u8]) -> Result<(), Errno> {
-        let mut parameters = parameters(offer, private_data);
+    /// Sends a REQ.
+    pub(super) fn connect(&self, own: &Parameters, private_data: &[u8]) -> Result<(), Errno> {
+        let mut parameters = parameters(own, private_data);
         // SAFETY: the ID is live, and the parameters and their data are valid (SAFETY.md F1, F2).
         checked(unsafe { (self.library.connect)(self.raw.as_ptr(), &raw mut parameters) })
     }
 
     /// Sends a REP.
-    pub(super) fn accept(&self, offer: Offer, private_data: &[u8]) -> Result<(), Errno> {
-        let mut parameters = parameters(offer, private_data);
+    pub(super) fn accept(&self, own: &Parameters, private_data: &[u8]) -> Result<(), Errno> {
+        let mut parameters = parameters(own, private_data);
         // SAFETY: the ID is live, and the parameters and their data are valid (SAFETY.md F1, F2).
         checked(unsafe { (self.library.accept)(self.raw.as_ptr(), &raw mut parameters) })
     }
@@ -357,17 +350,17 @@ fn length_of(private_data: &[u8]) -> u8 {
 }
 
 /// Returns parameters that point to the private data.
-fn parameters(offer: Offer, private_data: &[u8]) -> rdma_conn_param {
+fn parameters(own: &Parameters, private_data: &[u8]) -> rdma_conn_param {
     rdma_conn_param {
         private_data: private_data.as_ptr().cast(),
         private_data_len: length_of(private_data),
-        responder_resources: offer.responder_resources,
-        initiator_depth: offer.initiator_depth,
-        flow_control: 1,
-        retry_count: 7,
-        rnr_retry_count: 7,
-        srq: 0,
-        qp_num: offer.qpn,
+        responder_resources: own.responder_resources,
+        initiator_depth: own.initiator_depth,
+        flow_control: own.flow_control.into(),
+        retry_count: own.retry_count,
+        rnr_retry_count: own.rnr_retry_count,
+        srq: own.srq.into(),
+        qp_num: own.qpn.get(),
     }
 }
 
