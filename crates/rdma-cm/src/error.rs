@@ -33,12 +33,12 @@ pub enum End {
         /// The reason that this end sent to the peer.
         reason: Reason,
     },
-    /// The peer did not answer in time (`RDMA_CM_EVENT_UNREACHABLE`).
-    #[error(
-        "the peer did not answer: check that its program calls `next` or `wait`; on another host, also that its device \
-         listens at the address, and that no firewall drops UDP port 4791"
-    )]
-    Unanswered,
+    /// The protocol's time limit of a phase has passed (`RDMA_CM_EVENT_UNREACHABLE`, `RDMA_CM_EVENT_ADDR_ERROR`).
+    #[error("{phase}: check {}", phase.remedy())]
+    Unanswered {
+        /// The phase.
+        phase: Phase,
+    },
     /// The peer's process exited, or dropped its end before the connection was established.
     #[error("the peer's process exited, or dropped its end")]
     PeerGone,
@@ -74,8 +74,45 @@ pub enum End {
     },
 }
 
+/// A phase of connecting that has a time limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Phase {
+    /// The kernel resolves the address and the route.
+    Resolve,
+    /// The listener's end answers the request or the query.
+    Connect,
+    /// The client's end confirms the accepted connection.
+    Accept,
+}
+
+impl std::fmt::Display for Phase {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Resolve => "no host answered for the address",
+            Self::Connect => "the peer did not answer the request",
+            Self::Accept => "the peer did not confirm the accepted connection",
+        })
+    }
+}
+
+impl Phase {
+    /// Returns what to check if the phase takes too long.
+    const fn remedy(self) -> &'static str {
+        match self {
+            Self::Resolve => {
+                "`ip route get` and `ip neigh` for the address, and that its host runs"
+            }
+            Self::Connect | Self::Accept => {
+                "that its program calls `next` or `wait`; on another host, also that its device listens at the address, and \
+                 that no firewall drops UDP port 4791"
+            }
+        }
+    }
+}
+
 rdma_types::debug_messages!(enum End {
-    Rejected { reason, private_data }, Refused { reason }, Unanswered, PeerGone, Busy, OtherUser, Kernel { tried, errno },
+    Rejected { reason, private_data }, Refused { reason }, Unanswered { phase }, PeerGone, Busy, OtherUser, Kernel { tried, errno },
     DeviceRemoved,
     Disconnected { private_data },
 });

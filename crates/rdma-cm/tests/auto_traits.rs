@@ -3,8 +3,8 @@
 use rdma_cm::unmanaged::{self, Answered, Id, Parameters, Port, Route};
 use rdma_cm::{
     Accepted, Accepting, BindOptions, Connecting, Connection, ConnectionId, ConnectionRequest,
-    Disconnecting, End, Ended, Error, Event, EventChannel, EventKind, IdToken, Listener, Replied,
-    Resolved, Step,
+    Disconnecting, End, Ended, Error, Event, EventChannel, EventKind, IdToken, Listener, Phase,
+    Replied, Resolved, Step,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -24,6 +24,7 @@ fn channels_and_connections_go_to_any_thread() {
     send_sync::<EventKind>();
     send_sync::<IdToken>();
     send_sync::<Listener>();
+    send_sync::<Phase>();
     send_sync::<ConnectionRequest>();
     send_sync::<Accepting>();
     send_sync::<Accepted>();

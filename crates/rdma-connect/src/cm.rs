@@ -169,7 +169,7 @@ fn ended(end: End, address: SocketAddr, limit: Duration) -> ConnectError {
         End::Rejected { reason: Reason::STALE_CONNECTION, .. } | End::Busy => {
             ConnectError::Busy(end.to_string().into())
         }
-        End::Unanswered => unanswered(address, limit),
+        End::Unanswered { .. } => unanswered(address, limit),
         End::PeerGone | End::Disconnected { .. } => {
             ConnectError::Closed { address, awaited: "it had accepted this client" }
         }
@@ -192,6 +192,8 @@ pub fn gone(end: &End) -> (CloseReason, Option<Farewell>) {
 
 #[cfg(test)]
 mod tests {
+    use rdma_cm::Phase;
+
     use super::*;
 
     const ADDRESS: SocketAddr =
@@ -255,7 +257,10 @@ mod tests {
         assert!(matches!(error, ConnectError::Rejected(why) if why.is_empty()));
         assert!(matches!(rejected(Reason::STALE_CONNECTION, vec![0; 148]), ConnectError::Busy(_)));
         assert!(matches!(of(End::PeerGone), ConnectError::Closed { .. }));
-        assert!(matches!(of(End::Unanswered), ConnectError::Timeout { .. }));
+        assert!(matches!(
+            of(End::Unanswered { phase: Phase::Connect }),
+            ConnectError::Timeout { .. }
+        ));
         assert!(matches!(of(End::OtherUser), ConnectError::Rejected(_)));
     }
 

@@ -27,5 +27,5 @@
 pub use rdma_cm::{
     Accepted, Accepting, BindOptions, Connecting, Connection, ConnectionId, ConnectionRequest,
     Counters, Disconnecting, End, Ended, Error, Event, EventChannel, EventKind, IdToken,
-    LibrdmacmError, Listener, QueuePairError, Reason, Replied, Resolved, Step, unmanaged,
+    LibrdmacmError, Listener, Phase, QueuePairError, Reason, Replied, Resolved, Step, unmanaged,
 };

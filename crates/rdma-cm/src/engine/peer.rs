@@ -19,7 +19,7 @@ use super::line::Line;
 use super::listening::Bound;
 use super::path::{Request, claimed, ip_of, querier, requester};
 use super::socket::receive_mad;
-use crate::error::End;
+use crate::error::{End, Phase};
 use crate::happening::{Happening, Queried, Replying, Requested};
 use crate::parameters::{Answered, NO_ANSWER, Parameters, Route};
 
@@ -320,7 +320,7 @@ impl Peer {
                 Some(Ok(Happening::Established { private_data: private_data.to_vec() }))
             }
             Event::Ended { cause, .. } => {
-                let end = self.end(cause);
+                let end = end_of(self.stage, cause);
                 self.stage = Stage::Over;
                 Some(Ok(Happening::Ended(end)))
             }
@@ -373,11 +373,7 @@ impl Peer {
     }
 
     /// Notes that a REQ or SIDR_REQ has arrived. Fails if it is not for the listener's address.
-    fn note_asked(
-        &mut self,
-        route: &Route,
-        from: Option<Box<Parameters>>,
-    ) -> Result<(), Reason> {
+    fn note_asked(&mut self, route: &Route, from: Option<Box<Parameters>>) -> Result<(), Reason> {
         let Role::Passive { bound, requester, has_asked, .. } = &mut self.role else {
             return Err(Reason::UNSUPPORTED);
         };
@@ -386,26 +382,6 @@ impl Peer {
         }
         (*requester, *has_asked) = (from, true);
         Ok(())
-    }
-
-    fn end(&self, cause: Cause<'_>) -> End {
-        match cause {
-            Cause::Rejected(rejection) if self.stage == Stage::Requested => {
-                // The peer has withdrawn its REQ.
-                if rejection.reason == Reason::TIMEOUT {
-                    End::PeerGone
-                } else {
-                    rejected(&rejection)
-                }
-            }
-            Cause::Rejected(rejection) => rejected(&rejection),
-            Cause::Refused(reason) => End::Refused { reason },
-            Cause::Disconnected(data) => End::Disconnected { private_data: data.to_vec() },
-            Cause::Unanswered if self.stage == Stage::Disconnecting => {
-                End::Disconnected { private_data: Vec::new() }
-            }
-            _ => End::Unanswered,
-        }
     }
 
     /// Processes the end of the socket. Returns the event for the program, if it expects one.
@@ -501,4 +477,54 @@ impl Peer {
 
 fn rejected(rejection: &Rejection<'_>) -> End {
     End::Rejected { reason: rejection.reason, private_data: rejection.private_data.to_vec() }
+}
+
+/// Returns the end of a connection in a stage, by its cause.
+fn end_of(stage: Stage, cause: Cause<'_>) -> End {
+    match cause {
+        // The peer has withdrawn its REQ.
+        Cause::Rejected(Rejection { reason: Reason::TIMEOUT, .. }) if stage == Stage::Requested => {
+            End::PeerGone
+        }
+        Cause::Rejected(rejection) => rejected(&rejection),
+        Cause::Refused(reason) => End::Refused { reason },
+        Cause::Disconnected(data) => End::Disconnected { private_data: data.to_vec() },
+        Cause::Unanswered if stage == Stage::Disconnecting => {
+            End::Disconnected { private_data: Vec::new() }
+        }
+        _ if stage == Stage::Accepted => End::Unanswered { phase: Phase::Accept },
+        _ => End::Unanswered { phase: Phase::Connect },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_limit_names_its_phase() {
+        let of = |stage| end_of(stage, Cause::Unanswered);
+        let connect = End::Unanswered { phase: Phase::Connect };
+        assert_eq!((of(Stage::Connecting), of(Stage::Querying)), (connect.clone(), connect));
+        let accept = of(Stage::Accepted);
+        assert_eq!(accept, End::Unanswered { phase: Phase::Accept });
+        assert!(
+            accept.to_string().starts_with("the peer did not confirm the accepted connection: ")
+        );
+        assert!(matches!(of(Stage::Disconnecting), End::Disconnected { .. }));
+    }
+
+    #[test]
+    fn a_withdrawn_request_is_not_a_rejection() {
+        let of = |stage, reason| end_of(stage, Cause::Rejected(Rejection::new(reason)));
+        assert_eq!(of(Stage::Requested, Reason::TIMEOUT), End::PeerGone);
+        for (stage, reason) in [
+            (Stage::Accepted, Reason::TIMEOUT),
+            (Stage::Requested, Reason::CONSUMER_DEFINED),
+            (Stage::Connecting, Reason::TIMEOUT),
+        ] {
+            let rejected = End::Rejected { reason, private_data: Vec::new() };
+            assert_eq!(of(stage, reason), rejected, "{stage:?}");
+        }
+    }
 }

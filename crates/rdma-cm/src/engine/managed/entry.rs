@@ -12,7 +12,7 @@ use rdma_types::{AckTimeout, Psn, Qpn};
 
 use super::library::{Id, Received};
 use crate::engine::files::Watch;
-use crate::error::{End, Error};
+use crate::error::{End, Error, Phase};
 use crate::happening::{Happening, Replying};
 use crate::parameters::Parameters;
 
@@ -216,8 +216,12 @@ pub(super) fn end_of(event: Kind, status: c_int, stage: Stage, private_data: Vec
             libc::ECONNRESET => End::PeerGone,
             libc::EACCES => End::OtherUser,
             libc::EAGAIN => End::Busy,
-            _ => End::Unanswered,
+            _ if stage == Stage::Accepted => End::Unanswered { phase: Phase::Accept },
+            _ => End::Unanswered { phase: Phase::Connect },
         },
+        Kind::ADDR_ERROR | Kind::ROUTE_ERROR if errno == libc::ETIMEDOUT => {
+            End::Unanswered { phase: Phase::Resolve }
+        }
         Kind::ADDR_ERROR => End::Kernel { tried: "resolve the address", errno },
         Kind::ROUTE_ERROR => End::Kernel { tried: "resolve the route", errno },
         _ => End::Kernel { tried: "connect", errno },
@@ -329,7 +333,15 @@ mod tests {
         assert_eq!(unreachable(libc::ECONNRESET), End::PeerGone);
         assert_eq!(unreachable(libc::EACCES), End::OtherUser);
         assert_eq!(unreachable(libc::EAGAIN), End::Busy);
-        assert_eq!(unreachable(libc::ETIMEDOUT), End::Unanswered);
+        let late = |event, stage| end(event, -libc::ETIMEDOUT, stage);
+        for (event, stage, phase) in [
+            (Kind::ADDR_ERROR, Stage::Resolving, Phase::Resolve),
+            (Kind::ROUTE_ERROR, Stage::Resolving, Phase::Resolve),
+            (Kind::UNREACHABLE, Stage::Connecting, Phase::Connect),
+            (Kind::UNREACHABLE, Stage::Accepted, Phase::Accept),
+        ] {
+            assert_eq!(late(event, stage), End::Unanswered { phase });
+        }
         for (event, tried) in [
             (Kind::ADDR_ERROR, "resolve the address"),
             (Kind::ROUTE_ERROR, "resolve the route"),
