@@ -5,7 +5,8 @@ use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use rdma_cm::unmanaged;
+use rdma_cm::BindOptions;
+use rdma_cm::unmanaged::{self, PortSpace};
 
 use crate::abi::{CmId, EventType, read_address};
 use crate::connecting::port_space;
@@ -13,7 +14,7 @@ use crate::devices::{self, Device};
 use crate::endpoint::complete;
 use crate::errors::{number, returned};
 use crate::event::Waiting;
-use crate::id::{Id, Stage, unspecified};
+use crate::id::{Id, Ports, Stage, unspecified};
 
 /// The first port of the range for clients, and the size of the range, as in Linux by default.
 const FREE: (u16, u16) = (32_768, 28_232);
@@ -24,15 +25,12 @@ fn client_port() -> u16 {
     FREE.0 + TURNS.fetch_add(1, Ordering::Relaxed) % FREE.1
 }
 
-/// Binds an ID to an address of this host, and reserves its port.
-pub(crate) fn bind(id: &Id, mut address: SocketAddr) -> Result<(), c_int> {
-    let state = id.state();
-    if state.stage != Stage::New || state.bound.is_some() {
-        return Err(libc::EINVAL);
-    }
-    let options = state.options.bind;
-    drop(state);
-    let space = port_space(id.space);
+/// Reserves the port of an address, on its device or on all devices. Returns the ports, and the address with the port.
+fn reserve(
+    space: PortSpace,
+    mut address: SocketAddr,
+    options: BindOptions,
+) -> Result<(Ports, SocketAddr), c_int> {
     let reserve = |device: &'static Device, address| {
         let port = unmanaged::bind(&device.channel, space, address, options);
         port.map(|port| (device, port)).map_err(|error| number(&error))
@@ -52,8 +50,22 @@ pub(crate) fn bind(id: &Id, mut address: SocketAddr) -> Result<(), c_int> {
             reserved => Ok(reserved),
         })??;
         address.set_port(reserved.1.number());
-        id.bind_device(reserved.0);
         ports.push(reserved);
+    }
+    Ok((ports, address))
+}
+
+/// Binds an ID to an address of this host, and reserves its port.
+pub(crate) fn bind(id: &Id, address: SocketAddr) -> Result<(), c_int> {
+    let state = id.state();
+    if state.stage != Stage::New || state.bound.is_some() {
+        return Err(libc::EINVAL);
+    }
+    let options = state.options.bind;
+    drop(state);
+    let (ports, address) = reserve(port_space(id.space), address, options)?;
+    if !address.ip().to_canonical().is_unspecified() {
+        ports.iter().for_each(|&(device, _)| id.bind_device(device));
     }
     let mut state = id.state();
     (state.bound, state.ports) = (Some(address), ports);
@@ -148,7 +160,14 @@ fn listen(id: &Id) -> Result<(), c_int> {
     if !is_bound {
         bind(id, unspecified())?;
     }
-    let ports = std::mem::take(&mut id.state().ports);
+    let mut state = id.state();
+    let (ports, bound) = (std::mem::take(&mut state.ports), state.bound);
+    let options = state.options.bind;
+    drop(state);
+    if ports.is_empty() {
+        // The port was lost to another owner, or another thread listens with this ID.
+        return Err(libc::EADDRINUSE);
+    }
     let listen = |(device, port): &(&'static Device, _)| {
         id.connect(|| unmanaged::listen(&device.channel, port)).map_err(|error| number(&error))
     };
@@ -156,9 +175,14 @@ fn listen(id: &Id) -> Result<(), c_int> {
     match listening {
         // The listeners have the ports.
         Ok(()) => id.state().stage = Stage::Listening,
+        // A socket listens only once, so each port gets a new one.
         Err(_) => {
             id.end_connections();
-            id.state().ports = ports;
+            drop(ports);
+            let again = bound.map(|address| reserve(port_space(id.space), address, options));
+            if let Some(Ok((ports, _))) = again {
+                id.state().ports = ports;
+            }
         }
     }
     listening

@@ -58,6 +58,9 @@ pub(crate) enum Stage {
     Over,
 }
 
+/// Reserved ports, each with its device.
+pub(crate) type Ports = Vec<(&'static Device, Port)>;
+
 /// The state of an ID.
 pub(crate) struct State {
     pub(crate) stage: Stage,
@@ -68,7 +71,7 @@ pub(crate) struct State {
     /// The address to which the program bound the ID.
     pub(crate) bound: Option<SocketAddr>,
     /// The ports that are reserved at this address, until the ID listens.
-    pub(crate) ports: Vec<(&'static Device, Port)>,
+    pub(crate) ports: Ports,
     pub(crate) route: Option<Route>,
     /// The listener of a request that the program has not received.
     pub(crate) listener: Option<Arc<Id>>,

@@ -51,7 +51,7 @@ impl Name {
         if Arc::strong_count(self) > 1 || self.has_listened.swap(true, Ordering::Relaxed) {
             return Err(Errno::ADDRINUSE);
         }
-        listen_on(&self.socket)
+        listen_on(&self.socket).inspect_err(|_| self.has_listened.store(false, Ordering::Relaxed))
     }
 
     pub(super) const fn socket(&self) -> &OwnedFd {

@@ -213,7 +213,11 @@ impl Engine {
         let name = Arc::clone(name);
         let token = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut state = self.locked();
-        self.files.add(name.socket(), token).map_err(Error::system("listen"))?;
+        if let Err(errno) = self.files.add(name.socket(), token) {
+            // Clients are refused, instead of waiting for a thread that never accepts them.
+            self.files.remove(name.socket());
+            return Err(Error::system("listen")(errno));
+        }
         state.listeners.insert(token, Listening::new(name, service, bound));
         self.listen_outside(&state, service);
         drop(state);

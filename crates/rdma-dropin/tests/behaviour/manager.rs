@@ -108,6 +108,11 @@ fn ids_that_reuse_an_address_share_its_port() {
 }
 
 #[test]
+fn an_id_that_could_not_listen_on_all_devices_can_listen_later() {
+    passes_in("manager_options.c", "two devices");
+}
+
+#[test]
 fn a_listener_of_one_address_family_rejects_requests_of_the_other() {
     passes_in("manager_options.c", "one IP version");
 }

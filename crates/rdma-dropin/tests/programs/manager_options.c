@@ -60,17 +60,22 @@ static void path(void)
 	path_with(0);
 }
 
-/* Returns an ID that is bound to a port, or NULL if the port is in use. */
-static struct rdma_cm_id *bound(uint16_t port, int is_shared)
+/* Returns an ID that is bound to an address, or NULL if its port is in use. */
+static struct rdma_cm_id *bound_at(struct sockaddr *address, int is_shared)
 {
 	struct rdma_cm_id *id;
 	CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
 	CHECK(set(id, RDMA_OPTION_ID_REUSEADDR, is_shared) == 0);
-	if (rdma_bind_addr(id, localhost(port)) == 0)
+	if (rdma_bind_addr(id, address) == 0)
 		return id;
 	CHECK(errno == EADDRINUSE);
 	CHECK(rdma_destroy_id(id) == 0);
 	return NULL;
+}
+
+static struct rdma_cm_id *bound(uint16_t port, int is_shared)
+{
+	return bound_at(localhost(port), is_shared);
 }
 
 /* Returns the status of a request to a port of 127.0.0.1 after its rejection, or 0. */
@@ -133,6 +138,32 @@ static void shared_port(void)
 	end(second);
 	CHECK(rdma_listen(first, 1) == 0);
 	CHECK(set(first, RDMA_OPTION_ID_REUSEADDR, 1) == -1 && errno == EINVAL);
+	end(first);
+}
+
+/* An ID that listens on all devices, of which one has another owner of its port, listens once it is the only owner. */
+static void two_devices(void)
+{
+	struct sockaddr_in all = { .sin_family = AF_INET };
+	struct sockaddr_in6 of_last = { .sin6_family = AF_INET6 };
+	struct rdma_cm_id *first, *second;
+	struct ibv_context **devices;
+	union ibv_gid gid;
+	int count;
+	CHECK((devices = rdma_get_devices(&count)) && count == 2);
+	CHECK(ibv_query_gid(devices[1], 1, 0, &gid) == 0);
+	rdma_free_devices(devices);
+	CHECK((first = bound_at((struct sockaddr *)&all, 1)));
+	/* The GID is an address of the last device only. */
+	memcpy(&of_last.sin6_addr, gid.raw, sizeof(gid.raw));
+	of_last.sin6_port = rdma_get_src_port(first);
+	CHECK((second = bound_at((struct sockaddr *)&of_last, 1)));
+	CHECK(rdma_listen(first, 1) == -1 && errno == EADDRINUSE);
+	CHECK(status(ntohs(of_last.sin6_port)) == 8);
+	end(second);
+	CHECK(rdma_listen(first, 1) == 0);
+	CHECK(rdma_listen(first, 1) == -1 && errno == EINVAL);
+	CHECK(status(ntohs(of_last.sin6_port)) == 0);
 	end(first);
 }
 
@@ -208,7 +239,7 @@ static void restart(void)
 
 static const struct test_case cases[] = {
 	{ "path", path }, { "shared port", shared_port },
-	{ "one IP version", one_ip_version }, { "restart", restart },
+	{ "two devices", two_devices }, { "one IP version", one_ip_version }, { "restart", restart },
 };
 
 int main(int argc, char **argv)
