@@ -4,13 +4,13 @@
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::{ptr, thread};
 
 use rdma_cm::unmanaged::{self, Address, Route};
 use rdma_cm::{Error, EventChannel};
 use rdma_mem::{Context, DeviceList, ProtectionDomain};
-use rdma_sys::{Process, ibv_context};
+use rdma_sys::{PerProcess, ibv_context};
 
 use crate::errors::{fail, number, report};
 use crate::library::verbs;
@@ -33,22 +33,19 @@ struct Listed {
     is_failure_printed: AtomicBool,
 }
 
-/// The devices of a process. A forked child has its own.
-struct Devices {
-    process: Process,
-    all: Vec<Listed>,
-}
-
 /// Locks a mutex whose owner cannot have panicked.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the devices, or `ENODEV` if the process has none.
-fn devices() -> Result<&'static Devices, c_int> {
-    static DEVICES: Mutex<Option<&'static Devices>> = Mutex::new(None);
+fn devices() -> Result<&'static [Listed], c_int> {
+    static DEVICES: LazyLock<Mutex<PerProcess<Option<&'static [Listed]>>>> =
+        LazyLock::new(Mutex::default);
     let mut devices = locked(&DEVICES);
-    if let Some(devices) = devices.filter(|devices| devices.process.is_current()) {
+    // A forked child has its own.
+    let devices = devices.get(|devices| *devices = None);
+    if let Some(devices) = *devices {
         return Ok(devices);
     }
     let verbs = verbs().ok_or(libc::ENODEV)?;
@@ -63,7 +60,7 @@ fn devices() -> Result<&'static Devices, c_int> {
     if all.is_empty() {
         return Err(libc::ENODEV);
     }
-    Ok(devices.insert(Box::leak(Box::new(Devices { process: Process::current(), all }))))
+    Ok(devices.insert(Vec::leak(all)))
 }
 
 /// Checks that the process has devices.
@@ -173,7 +170,7 @@ pub(crate) fn route_to(
 /// Returns the first success on a device, or the error of the first device.
 pub(crate) fn first<T>(find: impl Fn(&'static Device) -> Result<T, c_int>) -> Result<T, c_int> {
     let mut error = None;
-    for listed in &devices()?.all {
+    for listed in devices()? {
         match listed.open().and_then(&find) {
             Ok(found) => return Ok(found),
             Err(number) => error = error.or(Some(number)),
@@ -184,7 +181,7 @@ pub(crate) fn first<T>(find: impl Fn(&'static Device) -> Result<T, c_int>) -> Re
 
 /// Returns the devices that can be opened, or `ENODEV` if none can.
 pub(crate) fn all() -> Result<Vec<&'static Device>, c_int> {
-    let opened: Vec<_> = devices()?.all.iter().filter_map(|listed| listed.open().ok()).collect();
+    let opened: Vec<_> = devices()?.iter().filter_map(|listed| listed.open().ok()).collect();
     if opened.is_empty() { Err(libc::ENODEV) } else { Ok(opened) }
 }
 

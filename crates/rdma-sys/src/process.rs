@@ -56,6 +56,50 @@ impl Process {
     }
 }
 
+/// A value of one process. A child that is forked later begins with a value of its own.
+///
+/// ```
+/// use rdma_sys::PerProcess;
+///
+/// let mut neighbors = PerProcess::new(vec!["parent's"]);
+/// assert_eq!(*neighbors.get(Vec::clear), ["parent's"]); // empty in a forked child
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct PerProcess<T> {
+    owner: Process,
+    value: T,
+}
+
+impl<T> PerProcess<T> {
+    /// Creates the value of the current process.
+    #[must_use]
+    pub fn new(value: T) -> Self {
+        Self { owner: Process::current(), value }
+    }
+
+    /// Returns the value. In a forked child, the first call passes the parent's value to `begin`, which makes it the
+    /// child's.
+    pub fn get(&mut self, begin: impl FnOnce(&mut T)) -> &mut T {
+        if !self.owner.is_current() {
+            begin(&mut self.value);
+            self.owner = Process::current();
+        }
+        &mut self.value
+    }
+
+    /// Returns the value if it is that of the current process.
+    #[must_use]
+    pub fn current(&self) -> Option<&T> {
+        self.owner.is_current().then_some(&self.value)
+    }
+}
+
+impl<T: Default> Default for PerProcess<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
 static THIS: This = This::new();
 
 /// The mark of a process without a generation. The value is 0, which a mark has initially and again
@@ -198,6 +242,7 @@ fn wiped_by_handler() -> Option<&'static AtomicU32> {
 
 #[cfg(all(test, not(miri)))]
 mod tests {
+    use std::cell::Cell;
     use std::sync::{Arc, Barrier};
 
     use super::*;
@@ -263,6 +308,26 @@ mod tests {
         static BY_NUMBER: This = This::new();
         BY_NUMBER.mark.store(ptr::from_ref(&NO_MARK).cast_mut(), Ordering::Release);
         descendants_differ(&BY_NUMBER);
+    }
+
+    #[test]
+    fn a_forked_child_begins_with_a_value_of_its_own() {
+        let count = Cell::new(PerProcess::new(1));
+        let add = |begin: fn(&mut i32)| {
+            let mut value = count.get();
+            *value.get(begin) += 1;
+            count.set(value);
+            value
+        };
+        assert_eq!(add(|_| unreachable!()).current(), Some(&2));
+        in_descendants(&|| {
+            let is_parents = count.get().current().is_some();
+            let first = add(|value| *value *= 10).current() == Some(&21);
+            let second = add(|value| *value *= 10).current() == Some(&22);
+            in_descendants(&|| add(|value| *value *= 10).current() == Some(&221));
+            !is_parents && first && second
+        });
+        assert_eq!(add(|_| unreachable!()).current(), Some(&3));
     }
 
     /// All threads get the same generation, even if several are the first to request it.

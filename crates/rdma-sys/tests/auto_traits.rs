@@ -2,8 +2,8 @@
 //! checked here: they contain raw pointers, so Rust confines them to one thread.
 
 use rdma_sys::{
-    AddressedMad, Errno, InterfaceAddress, LoadError, Mads, Process, Provider, UnknownProvider,
-    Unsupported, Verbs,
+    AddressedMad, Errno, InterfaceAddress, LoadError, Mads, PerProcess, Process, Provider,
+    UnknownProvider, Unsupported, Verbs,
 };
 
 fn send_sync<T: Send + Sync + 'static>() {}
@@ -18,6 +18,7 @@ fn tables_are_for_every_thread() {
 
 #[test]
 fn processes_are_distinguished_by_any_thread() {
+    send_sync::<PerProcess<u8>>();
     send_sync::<Process>();
 }
 

@@ -5,12 +5,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use rdma_mem::{Context, Gid};
 use rdma_proto::cm::wire::{Mad, Message};
 use rdma_proto::cm::{Address, CommId, ServiceId, Transmit};
-use rdma_sys::{AddressedMad, Process};
+use rdma_sys::{AddressedMad, PerProcess};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
@@ -25,12 +25,12 @@ const WAITING: usize = 256;
 const SLOTS: u16 = 1 << 12;
 
 /// The hubs of the process, each with its device's address.
-static HUBS: Mutex<Vec<(usize, Weak<Hub>)>> = Mutex::new(Vec::new());
+type Hubs = PerProcess<Vec<(usize, Weak<Hub>)>>;
+
+static HUBS: LazyLock<Mutex<Hubs>> = LazyLock::new(Mutex::default);
 
 struct Hub {
     mads: Mads,
-    /// The process that opened queue pair 1. A child that it forks has its own hub.
-    process: Process,
     routes: Mutex<Routes>,
 }
 
@@ -95,14 +95,15 @@ impl Hub {
     fn of(context: &Context) -> Result<Option<Arc<Self>>, Error> {
         let device = context.device().as_raw().addr();
         let mut hubs = locked(&HUBS);
+        let hubs = hubs.get(Vec::clear);
         hubs.retain(|(_, hub)| hub.strong_count() > 0);
         let found = hubs.iter().filter(|(other, _)| *other == device);
         let mut found = found.filter_map(|(_, hub)| hub.upgrade());
-        if let Some(hub) = found.find(|hub| hub.process.is_current()) {
+        if let Some(hub) = found.next() {
             return Ok(Some(hub));
         }
         let Some(mads) = Mads::open(context)? else { return Ok(None) };
-        let hub = Arc::new(Self { mads, process: Process::current(), routes: Mutex::default() });
+        let hub = Arc::new(Self { mads, routes: Mutex::default() });
         hubs.push((device, Arc::downgrade(&hub)));
         Ok(Some(hub))
     }

@@ -3,8 +3,8 @@
 
 use std::ffi::c_int;
 
-pub(crate) use rdma_sys::Process;
 use rdma_sys::ibv_fork_status;
+pub(crate) use rdma_sys::{PerProcess, Process};
 
 pub(super) extern "C" fn fork_init() -> c_int {
     0

@@ -7,7 +7,6 @@
 
 use std::collections::VecDeque;
 
-use crate::abi::fork::Process;
 use crate::engine::Refusal;
 use crate::fabric::random::{Purpose, Random, Seeds};
 
@@ -33,23 +32,17 @@ pub(crate) struct Numbers {
     /// Slots that were drawn.
     own: Vec<u16>,
     random: Random,
-    /// The process that drew the slots. They are not those of a child that it forks.
-    process: Process,
 }
 
 impl Numbers {
     pub(crate) fn new(random: Random) -> Self {
         let slots = (0..=0xfff).collect();
-        let (fresh, resting, own, process) =
-            (Vec::new(), VecDeque::new(), Vec::new(), Process::current());
-        Self { fresh, resting, slots, own, random, process }
+        let (fresh, resting, own) = (Vec::new(), VecDeque::new(), Vec::new());
+        Self { fresh, resting, slots, own, random }
     }
 
     /// Takes a free number. `claim` returns true if a slot may be used; a slot may belong to another process.
     pub(crate) fn take(&mut self, claim: impl FnMut(u16) -> bool) -> Result<u32, Refusal> {
-        if !self.process.is_current() {
-            self.begin_in_child();
-        }
         if self.fresh.is_empty() && self.resting.len() <= REST {
             self.draw_slot(claim)?;
         }
@@ -57,9 +50,9 @@ impl Numbers {
     }
 
     /// Leaves the parent's slots to the parent, and draws numbers that neither it nor its other children can predict.
-    fn begin_in_child(&mut self) {
+    pub(crate) fn begin_in_child(&mut self) {
         self.retire();
-        (self.slots, self.process) = ((0..=0xfff).collect(), Process::current());
+        self.slots = (0..=0xfff).collect();
         if let Ok(seed) = Seeds::System.draw() {
             self.random = seed.stream(Purpose::QueuePairNumbers);
         }

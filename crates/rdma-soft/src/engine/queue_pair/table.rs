@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, Weak};
 
+use crate::abi::fork::PerProcess;
 use crate::engine::Refusal;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::qpn::Numbers;
@@ -15,12 +16,16 @@ use crate::fabric::random::Random;
 pub(crate) struct QueuePairTable {
     /// The queue pairs. The reference is dangling while a number is only reserved.
     by_number: HashMap<u32, Weak<QueuePair>, BuildHasherDefault<Spread>>,
-    numbers: Numbers,
+    numbers: PerProcess<Numbers>,
 }
 
 impl QueuePairTable {
     pub(crate) fn new(random: Random) -> Self {
-        Self { by_number: HashMap::default(), numbers: Numbers::new(random) }
+        Self { by_number: HashMap::default(), numbers: PerProcess::new(Numbers::new(random)) }
+    }
+
+    fn numbers(&mut self) -> &mut Numbers {
+        self.numbers.get(Numbers::begin_in_child)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -30,14 +35,14 @@ impl QueuePairTable {
     /// Reserves a number for a queue pair that is being created. `claim` returns true if a slot of numbers may be used.
     pub(crate) fn reserve(&mut self, claim: impl FnMut(u16) -> bool) -> Result<u32, Refusal> {
         self.by_number.try_reserve(1).map_err(|_| Refusal::NoRoom)?;
-        let number = self.numbers.take(claim)?;
+        let number = self.numbers().take(claim)?;
         self.by_number.insert(number, Weak::new());
         Ok(number)
     }
 
     /// Returns true if this device assigns the numbers of this slot.
     pub(crate) fn has_slot(&self, slot: u16) -> bool {
-        self.numbers.has_slot(slot)
+        self.numbers.current().is_some_and(|numbers| numbers.has_slot(slot))
     }
 
     /// Makes the queue pair with a reserved number visible to lookups.
@@ -50,7 +55,7 @@ impl QueuePairTable {
         if self.by_number.remove(&number).is_none() {
             return;
         }
-        self.numbers.release(number);
+        self.numbers().release(number);
         let live = self.by_number.len();
         if self.by_number.capacity() / 8 > live.max(16) {
             self.by_number.shrink_to(2 * live);
@@ -60,7 +65,7 @@ impl QueuePairTable {
     /// Empties and closes the table: no queue pair is found or created after this.
     pub(crate) fn end(&mut self) {
         self.by_number = HashMap::default();
-        self.numbers.retire();
+        self.numbers().retire();
     }
 
     pub(crate) fn find(&self, number: u32) -> Option<Arc<QueuePair>> {

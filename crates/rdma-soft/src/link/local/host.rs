@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::{fs, io};
 
 use rustix::io::Errno;
@@ -16,7 +16,7 @@ use super::mapped::given::Files;
 use super::names::Names;
 use super::neighbor::Neighbor;
 use super::{connect_to, listen_at, user_at};
-use crate::abi::fork::Process;
+use crate::abi::fork::PerProcess;
 use crate::device::{Device, Host};
 use crate::engine::Refusal;
 use crate::engine::queue_pair::qpn::slot_of;
@@ -26,7 +26,7 @@ use crate::environment::variable::{Mistake, variable};
 use crate::fabric::emitters::emit_one;
 use crate::fabric::random::Seed;
 use crate::memory::region::Region;
-use crate::sync::{Held, locked};
+use crate::sync::locked;
 
 const PEERS: &str = "RDMA_SOFT_PEERS";
 
@@ -97,19 +97,8 @@ pub(crate) struct LocalHost {
     files: Arc<Files>,
 }
 
-/// The other processes to which this one sends.
-#[derive(Debug)]
-struct Neighbors {
-    by_slot: BTreeMap<u16, Weak<Neighbor>>,
-    /// The process that is connected to them. A child that it forks is not.
-    process: Process,
-}
-
-impl Default for Neighbors {
-    fn default() -> Self {
-        Self { by_slot: BTreeMap::new(), process: Process::current() }
-    }
-}
+/// The other processes to which this one sends, by slot. A child that it forks is not connected to them.
+type Neighbors = PerProcess<BTreeMap<u16, Weak<Neighbor>>>;
 
 /// The reason why no other process can reach this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -193,14 +182,6 @@ fn same_user(user: u32) -> bool {
 }
 
 impl LocalHost {
-    fn neighbors(&self) -> Held<MutexGuard<'_, Neighbors>> {
-        let mut neighbors = locked(&self.neighbors);
-        if !neighbors.process.is_current() {
-            *neighbors = Neighbors::default();
-        }
-        neighbors
-    }
-
     /// Returns the reason why this process can get neither this slot nor another one.
     fn why_isolated(&self, slot: u16, errno: Errno) -> Isolation {
         let user =
@@ -249,7 +230,8 @@ impl Host for LocalHost {
             None => {}
         }
         let slot = slot_of(number);
-        let neighbors = &mut self.neighbors().by_slot;
+        let mut neighbors = locked(&self.neighbors);
+        let neighbors = neighbors.get(BTreeMap::clear);
         let found = neighbors.get(&slot).and_then(Weak::upgrade);
         if let Some(found) = found.filter(|found| !found.has_ended()) {
             return Ok(found);
@@ -266,7 +248,8 @@ impl Host for LocalHost {
     }
 
     fn connected(&self, number: u32) -> Option<Arc<dyn Carrier>> {
-        let found = self.neighbors().by_slot.get(&slot_of(number))?.upgrade()?;
+        let neighbors = locked(&self.neighbors);
+        let found = neighbors.current()?.get(&slot_of(number))?.upgrade()?;
         Some(found)
     }
 
