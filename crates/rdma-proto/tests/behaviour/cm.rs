@@ -7,6 +7,7 @@ mod calls;
 mod captured;
 mod ending;
 mod establishment;
+mod fates;
 mod network;
 mod queries;
 mod random;
