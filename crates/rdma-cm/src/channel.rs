@@ -8,7 +8,7 @@ use std::{fmt, io};
 
 use rdma_mem::Context;
 use rdma_proto::Time;
-use rdma_proto::cm::{Counters, Error as Refusal};
+use rdma_proto::cm::{Counters, Error as Refusal, PortSpace};
 
 use crate::active::Resolved;
 use crate::engine::managed::{RESOLVED_WITHIN, is_of_interface};
@@ -134,7 +134,7 @@ impl EventChannel {
     fn reach(&self, all: &[SocketAddr]) -> Result<Resolved, Error> {
         let (mut error, deadline) = (None, Instant::now() + RESOLVED_WITHIN);
         for &address in all {
-            match self.engine.reach(address, deadline) {
+            match self.engine.reach(PortSpace::Tcp, address, deadline) {
                 Ok(reached) => return Ok(Resolved::reached(&self.engine, reached)),
                 Err(failed) => error = error.or(Some(failed)),
             }

@@ -11,6 +11,8 @@ use rdma_qp::QueuePairType;
 use rdma_sys::cm::LibrdmacmError;
 use rdma_types::Qpn;
 
+use crate::parameters::QKEY;
+
 /// The reason that a connection has ended, or was not established.
 ///
 /// Private data has the length of its field in the message, padded with zeros, as in C.
@@ -242,14 +244,23 @@ pub enum Error {
         /// The type.
         qp_type: QueuePairType,
     },
-    /// The module [`unmanaged`](crate::unmanaged) has connections of software devices only.
+    /// The module [`unmanaged`](crate::unmanaged) has connections of software devices only. Of other devices, it has
+    /// datagram services.
     #[error(
-        "the module `unmanaged` does not work with `{device}`, whose connections pass through the kernel's rdma_cm: use \
-         `Listener` and `EventChannel::resolve`"
+        "the module `unmanaged` has no connections of `{device}`, which pass through the kernel's rdma_cm: use `Listener` and \
+         `EventChannel::resolve`, or datagram services in the UDP port space"
     )]
     Managed {
         /// The device.
         device: String,
+    },
+    /// The kernel's rdma_cm answers queries only with the Q_Key [`QKEY`](crate::unmanaged::QKEY).
+    #[error(
+        "the kernel's rdma_cm does not answer with the Q_Key {qkey:#x}: activate the queue pair with {QKEY:#x}"
+    )]
+    QueueKey {
+        /// The Q_Key that was passed.
+        qkey: u32,
     },
     /// The system's librdmacm, through which the system's devices connect, cannot be loaded.
     #[error(transparent)]
@@ -316,7 +327,7 @@ pub enum Error {
 rdma_types::debug_messages!(enum Error {
     Ended(it), TimedOut { awaited, limit }, Closed, Resolve(it), NotThisHost { address, device },
     NoRoute { address, device }, OtherDevice { address, device, found }, NotOwn { address }, NotReliable { qp_type },
-    Managed { device }, Library(it), NoKernel { source },
+    Managed { device }, QueueKey { qkey }, Library(it), NoKernel { source },
     PortInUse { port, device }, PortReserved { port }, PrivateData { message, length, most }, Mtu { own, peer }, NotConnected { qp_type },
     NoAddress { device }, OtherQueuePair { device, found }, QueuePairInUse { qpn }, TooManyConnections { most }, Memory(it), Connect(it), System { tried, source },
 });

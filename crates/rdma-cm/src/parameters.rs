@@ -125,6 +125,9 @@ pub struct Answered {
     pub private_data: Vec<u8>,
 }
 
+/// The Q_Key of the UDP port space (`RDMA_UDP_QKEY`). The kernel's rdma_cm answers queries only with this key.
+pub const QKEY: u32 = 0x0123_4567;
+
 /// The answer to a query that the program rejects.
 pub(crate) const NO_ANSWER: Resolution<'static> = Resolution {
     status: SidrStatus::REJECTED,

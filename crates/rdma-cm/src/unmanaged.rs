@@ -7,7 +7,8 @@
 //! Datagram services (SIDR) are supported here: the passive end answers a query with the number and the Q_Key of its
 //! queue pair.
 //!
-//! The module works with software devices. The connections of other devices pass through the kernel's rdma_cm.
+//! The module works with software devices. The connections of other devices pass through the kernel's rdma_cm. Of such a
+//! device, the module has only datagram services, in the UDP port space. Their Q_Key is [`QKEY`].
 //!
 //! # Examples
 //! A query for a datagram service, and its answer. One thread serves both ends.
@@ -41,26 +42,26 @@
 //! ```
 
 use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
 
 use rdma_mem::{GidEntry, GidType, LinkLayer};
-use rdma_proto::cm::wire::{Reason, Resolution};
+use rdma_proto::cm::wire::Reason;
 use rdma_types::{AckTimeout, Qpn};
 
 pub use rdma_proto::cm::wire::SidrStatus;
 pub use rdma_proto::cm::{Address, PortSpace};
 
-pub use crate::parameters::{Answered, Parameters, Route};
+pub use crate::parameters::{Answered, Parameters, QKEY, Route};
 
 use crate::active::Resolved;
 use crate::channel::EventChannel;
 use crate::engine::path::{Ends, Request, gid_of, ip_of};
-use crate::engine::{Handle, Reserved};
+use crate::engine::{Handle, Reserved, managed};
 use crate::error::{End, Error, check_private_data};
 use crate::event::{self, IdToken};
 use crate::happening::Happening;
 use crate::listener::{Accepting, ConnectionRequest};
 use crate::options::BindOptions;
-use crate::parameters::NO_ANSWER;
 
 /// The maximum length of the private data in a query.
 pub const MAX_QUERY_DATA: usize = 180;
@@ -117,13 +118,23 @@ pub struct Id(Handle);
 
 /// A port that no other listener of the device can have. It is free when all its owners are dropped.
 #[derive(Debug)]
-pub struct Port(Reserved);
+pub struct Port {
+    number: u16,
+    kind: PortKind,
+}
+
+#[derive(Debug)]
+enum PortKind {
+    Reserved(Reserved),
+    /// The address and the ID of librdmacm, until it listens.
+    Managed(SocketAddr, Mutex<Option<Handle>>),
+}
 
 impl Port {
     /// Returns the number.
     #[must_use]
     pub const fn number(&self) -> u16 {
-        self.0.port
+        self.number
     }
 
     /// Changes the options. They apply to later owners and to later calls of [`listen`]. A port that is shared stays
@@ -148,18 +159,26 @@ impl Port {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_options(&mut self, options: BindOptions) {
-        self.0.set_options(options);
+        match &mut self.kind {
+            PortKind::Reserved(reserved) => reserved.set_options(options),
+            PortKind::Managed(_, handle) => {
+                let handle = handle.get_mut().unwrap_or_else(PoisonError::into_inner);
+                handle.iter().for_each(|handle| handle.set_port_options(options));
+            }
+        }
     }
 }
 
-/// Returns the way to a listener.
+/// Returns the way to a listener. With the kernel's rdma_cm, this waits for at most 30 s, and the listener is that of a
+/// datagram service.
 ///
 /// # Errors
-/// Same errors as [`EventChannel::resolve`]. [`Error::NoAddress`] if no port of the device has one. [`Error::Managed`] for a
-/// device that the kernel's rdma_cm connects.
+/// Same errors as [`EventChannel::resolve`]. [`Error::NoAddress`] if no port of the device has one.
 #[doc(alias = "rdma_resolve_addr")]
 pub fn route(channel: &EventChannel, to: SocketAddr) -> Result<Route, Error> {
-    channel.engine().check_unmanaged()?;
+    if channel.engine().is_managed() {
+        return channel.engine().route_managed(to);
+    }
     let resolved = channel.resolve(to)?;
     let context = channel.context();
     let no_address = || Error::NoAddress { device: context.device().name().to_owned() };
@@ -210,7 +229,8 @@ pub fn route(channel: &EventChannel, to: SocketAddr) -> Result<Route, Error> {
 /// are rejected until [`listen`].
 ///
 /// # Errors
-/// Same errors as [`Listener::bind`](crate::Listener::bind).
+/// Same errors as [`Listener::bind`](crate::Listener::bind). [`Error::Managed`] if the kernel's rdma_cm connects the device,
+/// and the port space is not that of datagram services.
 #[doc(alias = "rdma_bind_addr")]
 pub fn bind(
     channel: &EventChannel,
@@ -218,24 +238,45 @@ pub fn bind(
     to: SocketAddr,
     options: BindOptions,
 ) -> Result<Port, Error> {
-    channel.engine().check_unmanaged()?;
-    Ok(Port(channel.engine().reserve(space, channel.own_address(to)?, options)?))
+    let engine = channel.engine();
+    if space != PortSpace::Udp {
+        engine.check_unmanaged()?;
+    }
+    let own = channel.own_address(to)?;
+    if engine.is_managed() {
+        let (handle, number) = engine.bind_managed(space, own, options)?;
+        let kind = PortKind::Managed(own, Mutex::new(Some(handle)));
+        return Ok(Port { number, kind });
+    }
+    let reserved = engine.reserve(space, own, options)?;
+    Ok(Port { number: reserved.port, kind: PortKind::Reserved(reserved) })
 }
 
 /// Listens at a reserved port. The listener becomes an owner of the port, so it keeps the port if the [`Port`] is dropped.
+/// With the kernel's rdma_cm, it becomes the only owner.
 ///
 /// # Errors
 /// [`Error::PortInUse`] if the port is [shared](BindOptions::with_shared_port) and has another owner, or if it has had a
 /// listener. [`Error::System`] if the system refuses it.
 #[doc(alias = "rdma_listen")]
 pub fn listen(channel: &EventChannel, port: &Port) -> Result<Id, Error> {
-    Ok(Id(channel.engine().listen(&port.0)?))
+    let (address, handle) = match &port.kind {
+        PortKind::Reserved(reserved) => return Ok(Id(channel.engine().listen(reserved)?)),
+        PortKind::Managed(address, handle) => (address, handle),
+    };
+    let mut bound = handle.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = || channel.context().device().name().to_owned();
+    let in_use = || Error::PortInUse { port: port.number, device: device() };
+    let handle = bound.as_ref().ok_or_else(in_use)?;
+    handle.listen((address.ip(), port.number).into())?;
+    bound.take().map(Id).ok_or_else(in_use)
 }
 
 /// Requests a connection, with at most 56 bytes of private data. An event follows.
 ///
 /// # Errors
 /// [`Error::PrivateData`] if there is too much of it. [`Error::System`] if the process cannot open another file.
+/// [`Error::Managed`] if the kernel's rdma_cm connects the device.
 #[doc(alias = "rdma_connect")]
 pub fn connect(
     channel: &EventChannel,
@@ -250,7 +291,8 @@ pub fn connect(
     Ok(Id(channel.engine().connect(request)?))
 }
 
-/// Queries a datagram service, with at most 180 bytes of private data. An event follows.
+/// Queries a datagram service, with at most 180 bytes of private data. An event follows. With the kernel's rdma_cm, this
+/// waits for the route, for at most 30 s.
 ///
 /// # Errors
 /// Same errors as [`connect`].
@@ -261,9 +303,17 @@ pub fn query(
     private_data: &[u8],
 ) -> Result<Id, Error> {
     check_private_data("SIDR_REQ", private_data, MAX_QUERY_DATA)?;
-    channel.engine().check_unmanaged()?;
+    let engine = channel.engine();
+    if space != PortSpace::Udp {
+        engine.check_unmanaged()?;
+    }
+    if engine.is_managed() {
+        let ends = (Some(route.source.ip()), route.destination);
+        let request = managed::Request::query(route, private_data);
+        return Ok(Id(engine.connect_managed(None, ends, request)?));
+    }
     let request = Request::to(space, route, Ends::Query, private_data);
-    Ok(Id(channel.engine().connect(request)?))
+    Ok(Id(engine.connect(request)?))
 }
 
 /// Returns what an event contains, and the listener or connection that it is for.
@@ -352,11 +402,10 @@ impl Id {
     ///
     /// # Errors
     /// [`Error::PrivateData`] if there is too much of it. [`Error::Ended`] if the peer's process has exited.
+    /// [`Error::QueueKey`] if the kernel's rdma_cm connects the device, and the Q_Key is not [`QKEY`].
     pub fn answer(&self, qpn: Qpn, qkey: u32, private_data: &[u8]) -> Result<(), Error> {
         check_private_data("SIDR_REP", private_data, MAX_ANSWER_DATA)?;
-        let resolution =
-            Resolution { status: SidrStatus::VALID, qpn, qkey, private_data, ..NO_ANSWER };
-        self.0.change(|peer, _| peer.answer(&resolution))
+        self.0.answer(qpn, qkey, private_data)
     }
 
     /// Refuses a query, with at most 136 bytes of private data.
@@ -365,7 +414,6 @@ impl Id {
     /// Same errors as [`answer`](Self::answer).
     pub fn refuse(&self, private_data: &[u8]) -> Result<(), Error> {
         check_private_data("SIDR_REP", private_data, MAX_ANSWER_DATA)?;
-        let resolution = Resolution { private_data, ..NO_ANSWER };
-        self.0.change(|peer, _| peer.answer(&resolution))
+        self.0.refuse(private_data)
     }
 }

@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 use std::slice;
 
-use rdma_cm::unmanaged::{self, Parameters, PortSpace};
+use rdma_cm::unmanaged::{self, Parameters, PortSpace, QKEY};
 use rdma_cm::{Error, Reason};
 use rdma_sys::{ibv_ece, ibv_event_type, ibv_qp_state, ibv_qp_type};
 use rdma_types::Qpn;
@@ -14,7 +14,7 @@ use crate::devices::Device;
 use crate::endpoint::complete;
 use crate::errors::{fail, number, returned};
 use crate::id::{Id, Stage};
-use crate::queue_pair::{self, QKEY};
+use crate::queue_pair;
 
 /// The reason of `rdma_reject_ece`.
 const VENDOR_OPTION: u16 = 35;

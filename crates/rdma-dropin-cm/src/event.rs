@@ -150,16 +150,13 @@ fn address_of(device: &Device, state: &State) -> ibv_ah_attr {
 fn answered(device: &'static Device, id: &Arc<Id>, answered: Answered) -> Waiting {
     let mut state = id.state();
     let address = address_of(device, &state);
-    let is_valid = answered.status == SidrStatus::VALID;
+    let Answered { status, qpn, qkey, private_data } = answered;
+    let is_valid = status == SidrStatus::VALID;
     state.stage = if is_valid { Stage::Established } else { Stage::Over };
     drop(state);
-    if !is_valid {
-        let status = c_int::from(answered.status.get());
-        return Waiting::new(id, EventType::UNREACHABLE, status);
-    }
-    let Answered { qpn, qkey, private_data, .. } = answered;
+    let event = if is_valid { EventType::ESTABLISHED } else { EventType::UNREACHABLE };
     let content = Content::Datagram { address, qpn: qpn.get(), qkey, private_data };
-    Waiting { content, ..Waiting::new(id, EventType::ESTABLISHED, 0) }
+    Waiting { content, ..Waiting::new(id, event, status.get().into()) }
 }
 
 /// Returns the event for the end of a connection, or `None` if an earlier one reported it.

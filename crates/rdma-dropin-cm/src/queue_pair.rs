@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 use std::ptr;
 
-use rdma_cm::unmanaged::{Address, Route};
+use rdma_cm::unmanaged::{Address, QKEY, Route};
 use rdma_sys::{
     Errno, ibv_access_flags, ibv_ah_attr, ibv_cq, ibv_create_qp_ex, ibv_gid, ibv_global_route,
     ibv_mtu, ibv_pd, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_init_attr, ibv_qp_init_attr_ex,
@@ -18,8 +18,6 @@ use crate::errors::returned;
 use crate::id::{Id, State};
 use crate::library::verbs;
 
-/// The key of datagrams between queue pairs of the UDP port space (`RDMA_UDP_QKEY`).
-pub(crate) const QKEY: u32 = 0x0123_4567;
 /// The code of 0.64 ms: the time after which a sender retries if there was no receive request.
 const RNR_TIMER: u8 = 12;
 const HOP_LIMIT: u8 = 64;

@@ -11,11 +11,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rdma_mem::{GidType, Mtu};
-use rdma_proto::cm::Address;
-use rdma_proto::cm::wire::{Reason, Rejection};
+use rdma_proto::cm::wire::{Reason, Rejection, Resolution, SidrStatus};
+use rdma_proto::cm::{Address, PortSpace};
 use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairEndpoint};
 use rdma_sys::{Errno, interface_addresses};
-use rdma_types::{AckTimeout, Gid, Lid};
+use rdma_types::{AckTimeout, Gid, Lid, Psn, Qpn};
 
 pub(crate) use self::entry::Request;
 
@@ -25,9 +25,9 @@ use super::files::Watch;
 use super::path::{addresses, connect, ip_of};
 use super::{Engine, Handle, NEXT, State};
 use crate::error::{End, Error};
-use crate::happening::{Happening, Requested};
+use crate::happening::{Happening, Queried, Requested};
 use crate::options::BindOptions;
-use crate::parameters::{Parameters, Route};
+use crate::parameters::{NO_ANSWER, Parameters, QKEY, Route};
 
 /// The events that are received before other threads get their turn.
 const EVENTS: u32 = 64;
@@ -120,6 +120,28 @@ impl Engine {
             }
     }
 
+    /// Returns the route of an ID: to the other end of a request, or to an address that was resolved.
+    fn route_of(&self, id: &Id) -> Option<Route> {
+        let [local, remote] = id.gids();
+        let [source, destination] = id.addresses();
+        let (source, destination) = (source?, destination?);
+        let path = id.path();
+        let lid = path.map_or(Lid::NONE, |path| Lid::new(u16::from_be(path.dlid)));
+        let is_ethernet = lid == Lid::NONE;
+        let remote = if is_ethernet { Address::Gid(remote) } else { Address::Lid(lid) };
+        Some(Route {
+            local: Address::Gid(local),
+            remote,
+            gid_type: if is_ethernet { GidType::ROCE_V2 } else { GidType::IB },
+            mtu: path.and_then(|path| Mtu::from_code(path.mtu)).unwrap_or(Mtu::MTU1024),
+            traffic_class: path.map_or(0, |path| path.traffic_class),
+            ack_timeout: AckTimeout::default(),
+            source,
+            destination,
+            is_outside: !self.is_of_this_host(destination.ip(), remote),
+        })
+    }
+
     /// Returns an error if connections of the device pass through the kernel's rdma_cm.
     pub(crate) fn check_unmanaged(&self) -> Result<(), Error> {
         if self.is_managed {
@@ -171,6 +193,7 @@ impl Engine {
     /// Adds an ID, and calls a function with it.
     fn begin(
         self: &Arc<Self>,
+        space: PortSpace,
         stage: Stage,
         call: impl FnOnce(&mut Entry) -> Result<(), Errno>,
     ) -> Result<Handle, Errno> {
@@ -178,7 +201,7 @@ impl Engine {
         let handle = self.handle(token);
         let mut state = self.locked();
         let managed = state.managed.as_mut().ok_or(Errno::EINVAL)?;
-        let id = managed.channel.create_id(token)?;
+        let id = managed.channel.create_id(token, space)?;
         call(managed.add(id, stage))?;
         drop(state);
         Ok(handle)
@@ -187,11 +210,12 @@ impl Engine {
     /// Resolves an address and the route to it. Waits for the kernel, at most until `deadline`.
     pub(crate) fn reach(
         self: &Arc<Self>,
+        space: PortSpace,
         to: SocketAddr,
         deadline: Instant,
     ) -> Result<Reached, Error> {
         self.check_process()?;
-        let first = match self.reach_from(None, to, deadline) {
+        let first = match self.reach_from(space, None, to, deadline) {
             Ok(handle) => return Ok(Reached { handle, source: None, to }),
             Err(error) => error,
         };
@@ -205,7 +229,7 @@ impl Engine {
         let ips: BTreeSet<_> = table.iter().map(|entry| ip_of(entry.gid)).collect();
         for ip in ips.into_iter().filter(|ip| ip.is_ipv4() == to.is_ipv4()).take(SOURCES) {
             let to = if is_loopback { SocketAddr::new(ip, to.port()) } else { to };
-            if let Ok(handle) = self.reach_from(Some(ip), to, deadline) {
+            if let Ok(handle) = self.reach_from(space, Some(ip), to, deadline) {
                 return Ok(Reached { handle, source: Some(ip), to });
             }
         }
@@ -214,6 +238,7 @@ impl Engine {
 
     fn reach_from(
         self: &Arc<Self>,
+        space: PortSpace,
         source: Option<IpAddr>,
         to: SocketAddr,
         deadline: Instant,
@@ -225,7 +250,8 @@ impl Engine {
             }
             _ => Error::NoRoute { address: to.ip(), device: device() },
         };
-        let begun = self.begin(Stage::Resolving, |entry| entry.id.resolve_address(source, to));
+        let resolve = |entry: &mut Entry| entry.id.resolve_address(source, to);
+        let begun = self.begin(space, Stage::Resolving, resolve);
         let handle = begun.map_err(unreached)?;
         let limit = deadline.saturating_duration_since(Instant::now());
         let resolved = self.wait_for(Some(limit), |state| {
@@ -245,16 +271,25 @@ impl Engine {
         }
     }
 
-    /// Listens at an address of this host. Also returns the port.
-    pub(crate) fn listen_managed(
+    /// Returns the route to a datagram service. Waits for the kernel, for at most 30 s.
+    pub(crate) fn route_managed(self: &Arc<Self>, to: SocketAddr) -> Result<Route, Error> {
+        let reached = self.reach(PortSpace::Udp, to, Instant::now() + RESOLVED_WITHIN)?;
+        self.manage(reached.handle.token, "read the route", |entry| {
+            self.route_of(&entry.id).ok_or(Errno::EIO)
+        })
+    }
+
+    /// Binds a port at an address of this host. Also returns its number.
+    pub(crate) fn bind_managed(
         self: &Arc<Self>,
+        space: PortSpace,
         address: SocketAddr,
         options: BindOptions,
     ) -> Result<(Handle, u16), Error> {
         self.check_process()?;
         let device = || self.context().device().name().to_owned();
         let (mut other, mut port) = (None, address.port());
-        let begun = self.begin(Stage::Listening, |entry| {
+        let begun = self.begin(space, Stage::Listening, |entry| {
             entry.bound = Some(address.ip());
             let id = &entry.id;
             id.set_port_options(options.is_shared, options.is_one_ip_version)?;
@@ -262,7 +297,7 @@ impl Engine {
             other = id.check_device(self.context()).err();
             let [own, _] = id.addresses();
             port = own.map_or(port, |own| own.port());
-            if other.is_some() { Ok(()) } else { id.listen() }
+            Ok(())
         });
         match (begun, other) {
             (Ok(handle), None) => Ok((handle, port)),
@@ -273,7 +308,18 @@ impl Engine {
         }
     }
 
-    /// Requests a connection, as soon as the kernel has the route. An event follows. `resolved` is the ID of the address,
+    /// Listens at an address of this host. Also returns the port.
+    pub(crate) fn listen_managed(
+        self: &Arc<Self>,
+        address: SocketAddr,
+        options: BindOptions,
+    ) -> Result<(Handle, u16), Error> {
+        let (handle, port) = self.bind_managed(PortSpace::Tcp, address, options)?;
+        handle.listen((address.ip(), port).into())?;
+        Ok((handle, port))
+    }
+
+    /// Requests a connection, or sends a query, as soon as the kernel has the route. An event follows. `resolved` is the ID of the address,
     /// unless another connection has it.
     pub(crate) fn connect_managed(
         self: &Arc<Self>,
@@ -297,7 +343,7 @@ impl Engine {
                 return Ok(handle);
             }
         }
-        let begun = self.begin(Stage::Resolving, |entry| {
+        let begun = self.begin(request.space, Stage::Resolving, |entry| {
             entry.request = Some(request);
             entry.id.resolve_address(source, to)
         });
@@ -355,6 +401,9 @@ impl Engine {
             return None;
         }
         id.check_device(self.context()).ok()?;
+        if received.datagram.is_some() {
+            return self.queried(managed, listener, id, received.private_data);
+        }
         let [own, other] = id.addresses();
         let (own, other) = own.zip(other)?;
         let bound = managed.entries.get(&listener)?.bound?;
@@ -368,8 +417,9 @@ impl Engine {
         let mtu = u8::try_from(rtr.path_mtu.0).ok().and_then(Mtu::from_code)?;
         let parameters = parameters_of(&received.parameters);
         let is_ethernet = Lid::new(rtr.ah_attr.dlid) == Lid::NONE;
+        let [own_gid, _] = id.gids();
         let route = Route {
-            local: Address::Gid(id.gid()),
+            local: Address::Gid(own_gid),
             remote,
             gid_type: if is_ethernet { GidType::ROCE_V2 } else { GidType::IB },
             mtu,
@@ -391,6 +441,24 @@ impl Engine {
             route,
             private_data: received.private_data,
         })))
+    }
+
+    /// Adds a query.
+    fn queried(
+        &self,
+        managed: &mut Managed,
+        listener: u64,
+        id: Id,
+        private_data: Vec<u8>,
+    ) -> Option<Happening> {
+        let route = self.route_of(&id)?;
+        let bound = managed.entries.get(&listener)?.bound?;
+        if bound.is_loopback() && route.is_outside {
+            return None;
+        }
+        let peer = id.token();
+        managed.add(id, Stage::Requested).listener = Some(listener);
+        Some(Happening::Queried(Box::new(Queried { peer, route, private_data })))
     }
 
     /// Disconnects. Returns true if an event follows.
@@ -435,6 +503,51 @@ impl Handle {
             .engine
             .manage(self.token, "read the connection's path", |it| it.id.attributes())?;
         Ok(queue_pair.connect_managed(&attributes)?)
+    }
+
+    /// Listens at the bound port.
+    pub(crate) fn listen(&self, address: SocketAddr) -> Result<(), Error> {
+        let engine = &self.engine;
+        engine.check_process()?;
+        let mut state = engine.locked();
+        let managed = state.managed.as_mut();
+        let entry = managed.and_then(|managed| managed.entries.get(&self.token));
+        let listens = entry.map_or(Err(Errno::EINVAL), |entry| entry.id.listen());
+        let device = || engine.context().device().name().to_owned();
+        listens.map_err(|errno| not_listening(errno, address, device()))
+    }
+
+    /// Sets the options of the bound port.
+    pub(crate) fn set_port_options(&self, options: BindOptions) {
+        let _ = self.engine.manage(self.token, "set the port's options", |entry| {
+            entry.id.set_port_options(options.is_shared, options.is_one_ip_version)
+        });
+    }
+
+    /// Answers a query.
+    pub(crate) fn answer(&self, qpn: Qpn, qkey: u32, private_data: &[u8]) -> Result<(), Error> {
+        if !self.engine.is_managed {
+            let status = SidrStatus::VALID;
+            let resolution = Resolution { status, qpn, qkey, private_data, ..NO_ANSWER };
+            return self.change(|peer, _| peer.answer(&resolution));
+        }
+        if qkey != QKEY {
+            return Err(Error::QueueKey { qkey });
+        }
+        self.engine.manage(self.token, "answer the query", |entry| {
+            entry.id.accept(&Parameters::new(qpn, Psn::masked(0)), private_data)?;
+            entry.stage = Stage::Over;
+            Ok(())
+        })
+    }
+
+    /// Refuses a query.
+    pub(crate) fn refuse(&self, private_data: &[u8]) -> Result<(), Error> {
+        if !self.engine.is_managed {
+            let resolution = Resolution { private_data, ..NO_ANSWER };
+            return self.change(|peer, _| peer.answer(&resolution));
+        }
+        self.reject(Reason::CONSUMER_DEFINED, private_data)
     }
 
     /// Confirms that this end is ready, after the peer's answer.

@@ -6,17 +6,18 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
 use std::time::Duration;
 
-use rdma_cm::unmanaged::{self, Event, PortSpace};
+use rdma_cm::unmanaged::{self, Event, Parameters, PortSpace, SidrStatus};
 use rdma_cm::{BindOptions, Connecting, End, Error, EventChannel, Listener, Reason};
 use rdma_mem::Context;
 use rdma_qp::{QueuePairType, prelude::*};
-use rdma_types::{MaxAckRetries, MaxRnrRetries};
+use rdma_types::{MaxAckRetries, MaxRnrRetries, Psn, Qpn};
 use test_support::program::{dropin, in_own_process_with, is_emulated, this_program};
 use test_support::rig::until;
 
 use crate::common::{LIMIT, Node, SYSTEM, open};
 use crate::options::connect_traffic_classes;
 use crate::other_hosts::Host;
+use crate::unmanaged::queries;
 
 /// Makes a child use the drop-in libraries as the system's.
 fn over_library(program: &mut Command) {
@@ -306,17 +307,67 @@ fn the_reads_of_both_ends_are_negotiated() {
 }
 
 #[test]
-fn the_module_for_own_queue_pairs_refuses_the_device() {
-    in_child("the_module_for_own_queue_pairs_refuses_the_device", || {
+fn the_module_for_own_queue_pairs_refuses_connections_of_the_device() {
+    in_child("the_module_for_own_queue_pairs_refuses_connections_of_the_device", || {
         let channel = EventChannel::open(&open("soft0")).unwrap();
         let to = "127.0.0.1:9".parse().unwrap();
-        let bound = unmanaged::bind(&channel, PortSpace::Tcp, to, BindOptions::new());
-        let error = unmanaged::route(&channel, to).unwrap_err();
-        assert!(
-            error.to_string().starts_with("the module `unmanaged` does not work with `soft0`"),
-            "{error}"
-        );
-        assert!(matches!(bound, Err(Error::Managed { .. })));
+        let route = unmanaged::route(&channel, to).unwrap();
+        let own = Parameters::new(Qpn::masked(7), Psn::masked(8));
+        for space in [PortSpace::Tcp, PortSpace::Ib] {
+            let bound = unmanaged::bind(&channel, space, to, BindOptions::new()).map(drop);
+            let connected = unmanaged::connect(&channel, space, &route, &own, b"").map(drop);
+            let queried = unmanaged::query(&channel, space, &route, b"").map(drop);
+            for result in [bound, connected, queried] {
+                let error = result.unwrap_err();
+                let text = "the module `unmanaged` has no connections of `soft0`, ";
+                assert!(error.to_string().starts_with(text), "{error}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_datagram_service_answers_queries() {
+    in_child("a_datagram_service_answers_queries", || {
+        let channels = [(); 2].map(|()| EventChannel::open(&open("soft0")).unwrap());
+        queries([&channels[0], &channels[1]], "127.0.0.1:0".parse().unwrap());
+    });
+}
+
+#[test]
+fn a_datagram_service_has_a_port_and_one_q_key() {
+    in_child("a_datagram_service_has_a_port_and_one_q_key", || {
+        let channel = EventChannel::open(&open("soft0")).unwrap();
+        let bind = |port| {
+            let to = ([127, 0, 0, 1], port).into();
+            unmanaged::bind(&channel, PortSpace::Udp, to, BindOptions::new())
+        };
+        let next = || unmanaged::event(channel.next(Some(LIMIT)).unwrap().unwrap());
+        let port = bind(0).unwrap();
+        let number = port.number();
+        let in_use = |error| assert!(matches!(error, Error::PortInUse { .. }), "{error}");
+        in_use(bind(number).map(drop).unwrap_err());
+        let listener = unmanaged::listen(&channel, &port).unwrap();
+        in_use(unmanaged::listen(&channel, &port).map(drop).unwrap_err());
+
+        let route = unmanaged::route(&channel, ([127, 0, 0, 1], number).into()).unwrap();
+        let query = || unmanaged::query(&channel, PortSpace::Udp, &route, b"").unwrap();
+        let first = query();
+        let (_, Event::Queried { id, .. }) = next() else { panic!() };
+        let error = id.answer(Qpn::masked(7), 0x4567, b"").unwrap_err();
+        let text = "the kernel's rdma_cm does not answer with the Q_Key 0x4567: activate the queue \
+                    pair with 0x1234567";
+        assert_eq!(error.to_string(), text);
+        id.answer(Qpn::masked(7), unmanaged::QKEY, b"").unwrap();
+        let (of, Event::Answered(answered)) = next() else { panic!() };
+        assert_eq!((of, answered.qpn), (first.token(), Qpn::masked(7)));
+
+        drop((listener, port));
+        let second = query();
+        let (of, event) = next();
+        let Event::Answered(answered) = event else { panic!("{event:?}") };
+        assert_eq!((of, answered.status), (second.token(), SidrStatus::UNSUPPORTED));
+        bind(number).unwrap();
     });
 }
 

@@ -6,7 +6,7 @@ use rdma_cm::unmanaged::{self, Answered, Event, Id, Parameters, PortSpace, Route
 use rdma_cm::{BindOptions, End, Error, EventChannel, IdToken, Reason};
 use rdma_types::{Psn, Qpn};
 
-use crate::common::{LIMIT, disconnected, open};
+use crate::common::{LIMIT, disconnected, open, system_device};
 use crate::other_hosts::{Host, process_until};
 
 fn next(channel: &EventChannel) -> (IdToken, Event) {
@@ -142,8 +142,9 @@ fn query(ends: [&EventChannel; 2], address: SocketAddr, answer: impl FnOnce(&Id)
 }
 
 /// Queries a service that answers, one that refuses, and one whose program drops the query.
-fn queries(ends: [&EventChannel; 2], address: SocketAddr) {
-    let (qpn, qkey) = (Qpn::masked(0x123), 0x4567);
+pub(crate) fn queries(ends: [&EventChannel; 2], address: SocketAddr) {
+    // The kernel's rdma_cm has only one Q_Key.
+    let (qpn, qkey) = (Qpn::masked(0x123), system_device().map_or(0x4567, |_| unmanaged::QKEY));
     let answered = query(ends, address, |id| id.answer(qpn, qkey, b"me").unwrap());
     assert_eq!((answered.status, answered.qpn, answered.qkey), (SidrStatus::VALID, qpn, qkey));
     assert_eq!((answered.private_data.len(), &answered.private_data[..3]), (136, &b"me\0"[..]));

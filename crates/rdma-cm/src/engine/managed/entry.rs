@@ -4,7 +4,8 @@ use std::ffi::c_int;
 use std::net::IpAddr;
 
 use rdma_mem::{Context, Mtu};
-use rdma_proto::cm::wire::Reason;
+use rdma_proto::cm::PortSpace;
+use rdma_proto::cm::wire::{Reason, SidrStatus};
 use rdma_qp::{PreparedQueuePair, QueuePairEndpoint, QueuePairType};
 use rdma_sys::Errno;
 use rdma_sys::cm::{option, rdma_cm_event_type as Kind, rdma_conn_param};
@@ -14,7 +15,7 @@ use super::library::{Id, Received};
 use crate::engine::files::Watch;
 use crate::error::{End, Error, Phase};
 use crate::happening::{Happening, Replying};
-use crate::parameters::Parameters;
+use crate::parameters::{Answered, Parameters, Route};
 
 /// A listener or connection.
 pub(super) struct Entry {
@@ -48,8 +49,9 @@ pub(super) enum Stage {
     Over,
 }
 
-/// The contents of a REQ.
+/// The contents of a REQ or SIDR_REQ.
 pub(crate) struct Request {
+    pub(super) space: PortSpace,
     pub(super) own: Parameters,
     pub(super) traffic_class: Option<u8>,
     pub(super) ack_timeout: AckTimeout,
@@ -61,11 +63,23 @@ impl Request {
     pub(crate) fn new(queue_pair: &PreparedQueuePair, private_data: &[u8]) -> Result<Self, Error> {
         check_type(queue_pair)?;
         Ok(Self {
+            space: PortSpace::Tcp,
             own: Parameters::of(queue_pair),
             traffic_class: queue_pair.traffic_class(),
             ack_timeout: queue_pair.ack_timeout(),
             private_data: private_data.to_vec(),
         })
+    }
+
+    /// Creates a query.
+    pub(crate) fn query(route: &Route, private_data: &[u8]) -> Self {
+        Self {
+            space: PortSpace::Udp,
+            own: Parameters::new(Qpn::masked(0), Psn::masked(0)),
+            traffic_class: Some(route.traffic_class).filter(|&class| class != 0),
+            ack_timeout: route.ack_timeout,
+            private_data: private_data.to_vec(),
+        }
     }
 }
 
@@ -87,9 +101,11 @@ enum Reaction {
     /// The address cannot be used. The thread that resolves it is notified.
     Unresolve,
     Reply,
+    /// A query was answered.
+    Answer,
     Establish,
     /// The connection ends, after this end has answered the peer's DREQ.
-    Answer,
+    Disconnect,
     End,
 }
 
@@ -104,10 +120,12 @@ const fn reaction(event: Kind, stage: Stage, has_request: bool) -> Reaction {
             Stage::Resolving | Stage::Resolved | Stage::Unresolved,
         ) if !has_request => Reaction::Unresolve,
         (Kind::CONNECT_RESPONSE, Stage::Connecting) => Reaction::Reply,
+        // A REP has another event, because the ID has no queue pair.
+        (Kind::ESTABLISHED, Stage::Connecting) => Reaction::Answer,
         (Kind::ESTABLISHED, Stage::Accepted) => Reaction::Establish,
         (Kind::DISCONNECTED, Stage::Disconnecting) => Reaction::End,
         // The peer waits for the answer.
-        (Kind::DISCONNECTED, _) => Reaction::Answer,
+        (Kind::DISCONNECTED, _) => Reaction::Disconnect,
         (
             Kind::ADDR_ERROR
             | Kind::ROUTE_ERROR
@@ -126,7 +144,7 @@ const fn reaction(event: Kind, stage: Stage, has_request: bool) -> Reaction {
 impl Entry {
     /// Processes an event, and returns the one for the program.
     pub(super) fn handle(&mut self, context: &Context, received: Received) -> Option<Happening> {
-        let Received { event, status, parameters, private_data, .. } = received;
+        let Received { event, status, parameters, datagram, private_data, .. } = received;
         match reaction(event, self.stage, self.request.is_some()) {
             Reaction::Ignore => {
                 tracing::debug!(event = ?event.name(), "an event of rdma_cm is ignored");
@@ -148,17 +166,34 @@ impl Entry {
                 let replying = Replying { endpoint, parameters: peer, private_data };
                 Some(Happening::Replied(Box::new(replying)))
             }
+            Reaction::Answer => {
+                let (qpn, qkey) = datagram?;
+                let status = SidrStatus::VALID;
+                Some(self.answered(Answered { status, qpn: Qpn::masked(qpn), qkey, private_data }))
+            }
             Reaction::Establish => {
                 self.stage = Stage::Established;
                 Some(Happening::Established { private_data })
             }
-            reaction @ (Reaction::Answer | Reaction::End) => {
-                if reaction == Reaction::Answer {
-                    let _ = self.id.disconnect();
-                }
+            Reaction::Disconnect => {
+                let _ = self.id.disconnect();
                 self.end(end_of(event, status, self.stage, private_data))
             }
+            Reaction::End => match (event, datagram, u8::try_from(status)) {
+                // The service has refused the query, or does not exist.
+                (Kind::UNREACHABLE, Some(_), Ok(code @ 1..)) => {
+                    let status = SidrStatus::new(code);
+                    let (qpn, qkey) = (Qpn::masked(0), 0);
+                    Some(self.answered(Answered { status, qpn, qkey, private_data }))
+                }
+                _ => self.end(end_of(event, status, self.stage, private_data)),
+            },
         }
+    }
+
+    fn answered(&mut self, answered: Answered) -> Happening {
+        self.stage = Stage::Over;
+        Happening::Answered(Box::new(answered))
     }
 
     fn end(&mut self, end: End) -> Option<Happening> {
@@ -265,7 +300,7 @@ mod tests {
         Stage::Over,
     ];
 
-    /// The reactions in each of [`STAGES`], without a REQ that follows. `.` ignores, `U` unresolves, `A` answers the DREQ
+    /// The reactions in each of [`STAGES`], without a REQ that follows. `.` ignores, `U` unresolves, `D` answers the DREQ
     /// and ends, `E` ends.
     const REACTIONS: [(Kind, &str); 16] = [
         (Kind::ADDR_RESOLVED, ".F........."),
@@ -277,8 +312,8 @@ mod tests {
         (Kind::CONNECT_ERROR, "EEEEEEEEEE."),
         (Kind::UNREACHABLE, "EEEEEEEEEE."),
         (Kind::REJECTED, "EEEEEEEEEE."),
-        (Kind::ESTABLISHED, ".......C..."),
-        (Kind::DISCONNECTED, "AAAAAAAAAE."),
+        (Kind::ESTABLISHED, "....A..C..."),
+        (Kind::DISCONNECTED, "DDDDDDDDDE."),
         (Kind::DEVICE_REMOVAL, "EUUUEEEEEE."),
         (Kind::MULTICAST_JOIN, "..........."),
         (Kind::MULTICAST_ERROR, "..........."),
@@ -293,8 +328,9 @@ mod tests {
             Reaction::SendRequest => 'S',
             Reaction::Unresolve => 'U',
             Reaction::Reply => 'R',
-            Reaction::Establish => 'C',
             Reaction::Answer => 'A',
+            Reaction::Establish => 'C',
+            Reaction::Disconnect => 'D',
             Reaction::End => 'E',
         }
     }

@@ -11,10 +11,10 @@ use std::ptr::{self, NonNull};
 use std::slice;
 
 use rdma_mem::{Context, Guid};
-use rdma_proto::cm::Address;
+use rdma_proto::cm::{Address, PortSpace};
 use rdma_sys::cm::{
-    self, Librdmacm, option, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param,
-    rdma_event_channel, rdma_port_space, rdma_route, read_address, storage,
+    self, Librdmacm, ibv_sa_path_rec, option, rdma_cm_event, rdma_cm_event_type, rdma_cm_id,
+    rdma_conn_param, rdma_event_channel, rdma_port_space, rdma_route, read_address, storage,
 };
 use rdma_sys::{Errno, Process, ibv_ah_attr, ibv_qp_attr, ibv_qp_state};
 use rdma_types::{Gid, Lid};
@@ -46,6 +46,8 @@ pub(super) struct Received {
     pub(super) request: Option<Id>,
     /// The parameters of the peer. The pointer in them is invalid.
     pub(super) parameters: rdma_conn_param,
+    /// The number and the Q_Key of the service's queue pair, for an ID of the UDP port space.
+    pub(super) datagram: Option<(u32, u32)>,
     pub(super) private_data: Vec<u8>,
 }
 
@@ -88,8 +90,14 @@ impl Channel {
         let of = NonNull::new(event.listen_id).filter(|_| is_request).unwrap_or(id);
         // SAFETY: SAFETY.md F32: the ID is live, because only this process's engine destroys it, while no event is read.
         let context = unsafe { (*of.as_ptr()).context };
-        // SAFETY: SAFETY.md F4, F32: all bytes of the union are initialised, and IDs of this port space have this member.
+        // SAFETY: SAFETY.md F4, F32: all bytes of the union are initialised. Its members begin with the same fields, those of
+        // the private data, and the others are integers.
         let parameters = unsafe { event.param.conn };
+        // SAFETY: SAFETY.md F32: the ID is live.
+        let space = unsafe { (*of.as_ptr()).ps };
+        // SAFETY: SAFETY.md F4, F32: all bytes of the union are initialised.
+        let datagram = (space == rdma_port_space::UDP).then(|| unsafe { event.param.ud });
+        let datagram = datagram.map(|it| (it.qp_num, it.qkey));
         let (data, length) = (parameters.private_data.cast::<u8>(), parameters.private_data_len);
         let private_data = match NonNull::new(data.cast_mut()) {
             // SAFETY: SAFETY.md F32: the data has this length, and is live until the event is acknowledged.
@@ -99,15 +107,20 @@ impl Channel {
         let (status, event) = (event.status, event.event);
         let token = context.addr() as Token;
         let request = is_request.then(|| Id::new(self, id, name()));
-        Some(Received { token, event, status, request, parameters, private_data })
+        Some(Received { token, event, status, request, parameters, datagram, private_data })
     }
 
-    /// Creates an ID for the TCP port space.
-    pub(super) fn create_id(&self, token: Token) -> Result<Id, Errno> {
+    /// Creates an ID for a port space.
+    pub(super) fn create_id(&self, token: Token, space: PortSpace) -> Result<Id, Errno> {
         let mut raw = ptr::null_mut();
         let (create, channel) = (self.library.create_id, self.raw.as_ptr());
+        let space = match space {
+            PortSpace::Tcp => rdma_port_space::TCP,
+            PortSpace::Udp => rdma_port_space::UDP,
+            _ => return Err(Errno::EPROTONOSUPPORT),
+        };
         // SAFETY: the channel is live, and the pointer is writable (SAFETY.md F1, F2).
-        checked(unsafe { create(channel, &raw mut raw, ptr::null_mut(), rdma_port_space::TCP) })?;
+        checked(unsafe { create(channel, &raw mut raw, ptr::null_mut(), space) })?;
         let raw = Errno::check_null(raw)?;
         Ok(Id::new(self, raw, token))
     }
@@ -203,14 +216,14 @@ impl Id {
         checked(unsafe { (self.library.resolve_addr)(id, source, to, RESOLVE_MS) })
     }
 
-    /// Sends a REQ.
+    /// Sends a REQ, or a SIDR_REQ.
     pub(super) fn connect(&self, own: &Parameters, private_data: &[u8]) -> Result<(), Errno> {
         let mut parameters = parameters(own, private_data);
         // SAFETY: the ID is live, and the parameters and their data are valid (SAFETY.md F1, F2).
         checked(unsafe { (self.library.connect)(self.raw.as_ptr(), &raw mut parameters) })
     }
 
-    /// Sends a REP.
+    /// Sends a REP, or a SIDR_REP.
     pub(super) fn accept(&self, own: &Parameters, private_data: &[u8]) -> Result<(), Errno> {
         let mut parameters = parameters(own, private_data);
         // SAFETY: the ID is live, and the parameters and their data are valid (SAFETY.md F1, F2).
@@ -276,9 +289,18 @@ impl Id {
         })
     }
 
-    /// Returns the GID of this end.
-    pub(super) fn gid(&self) -> Gid {
-        Gid::from_bytes(self.route().ib.sgid)
+    /// Returns the GIDs of this end and of the other.
+    pub(super) fn gids(&self) -> [Gid; 2] {
+        let ib = self.route().ib;
+        [ib.sgid, ib.dgid].map(Gid::from_bytes)
+    }
+
+    /// Returns the record of the path to the other end, if there is one.
+    pub(super) fn path(&self) -> Option<ibv_sa_path_rec> {
+        let route = self.route();
+        let path = NonNull::new(route.path_rec).filter(|_| route.num_paths > 0)?;
+        // SAFETY: SAFETY.md F32: the library has allocated this number of records, and the ID is live.
+        Some(unsafe { path.read() })
     }
 
     /// Returns the name and the GUID of the device that the ID was bound to, if it was. `context` is that of a device of
