@@ -184,6 +184,12 @@ pub enum Error {
         /// The device that the kernel chose.
         found: String,
     },
+    /// The address is not that of a multicast group.
+    #[error("{address} is no multicast address: use one of 224.0.0.0/4 or ff00::/8")]
+    NotGroup {
+        /// The address.
+        address: IpAddr,
+    },
     /// The address of a listener does not belong to this host.
     #[error(
         "{address} does not belong to this host: listen at one of its addresses (`ip address`), or at 0.0.0.0 for all of \
@@ -326,7 +332,7 @@ pub enum Error {
 
 rdma_types::debug_messages!(enum Error {
     Ended(it), TimedOut { awaited, limit }, Closed, Resolve(it), NotThisHost { address, device },
-    NoRoute { address, device }, OtherDevice { address, device, found }, NotOwn { address }, NotReliable { qp_type },
+    NoRoute { address, device }, OtherDevice { address, device, found }, NotGroup { address }, NotOwn { address }, NotReliable { qp_type },
     Managed { device }, QueueKey { qkey }, Library(it), NoKernel { source },
     PortInUse { port, device }, PortReserved { port }, PrivateData { message, length, most }, Mtu { own, peer }, NotConnected { qp_type },
     NoAddress { device }, OtherQueuePair { device, found }, QueuePairInUse { qpn }, TooManyConnections { most }, Memory(it), Connect(it), System { tried, source },

@@ -42,6 +42,9 @@ pub enum EventKind {
     /// The peer is ready (`RDMA_CM_EVENT_ESTABLISHED`). Pass the event to
     /// [`Accepted::advance`](crate::Accepted::advance).
     Established,
+    /// The process has joined a multicast group (`RDMA_CM_EVENT_MULTICAST_JOIN`). Pass the event to
+    /// [`unmanaged::event`](crate::unmanaged::event).
+    Joined,
     /// The connection has ended, or was not established; see [`Event::end`].
     Ended,
 }
@@ -67,6 +70,7 @@ impl Event {
             Happening::Requested(_) | Happening::Queried(_) => EventKind::ConnectRequest,
             Happening::Replied(_) | Happening::Answered(_) => EventKind::ConnectResponse,
             Happening::Established { .. } => EventKind::Established,
+            Happening::Joined(_) => EventKind::Joined,
             Happening::Ended(_) => EventKind::Ended,
         }
     }
@@ -83,7 +87,7 @@ impl Event {
             | Happening::Ended(
                 End::Rejected { private_data, .. } | End::Disconnected { private_data },
             ) => private_data,
-            Happening::Ended(_) => &[],
+            Happening::Joined(_) | Happening::Ended(_) => &[],
         }
     }
 

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use rdma_qp::QueuePairEndpoint;
 
 use crate::error::End;
+use crate::group::Group;
 use crate::parameters::{Answered, Parameters, Route};
 
 /// The contents of an event.
@@ -14,6 +15,7 @@ pub(crate) enum Happening {
     Established { private_data: Vec<u8> },
     Queried(Box<Queried>),
     Answered(Box<Answered>),
+    Joined(Box<Group>),
     Ended(End),
 }
 

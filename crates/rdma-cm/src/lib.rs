@@ -44,7 +44,7 @@
 //! queue pair.
 //!
 //! Programs that manage their queue pairs themselves use the module [`unmanaged`], which also has datagram services
-//! (SIDR). Multicast is not supported. `librdmacm.so.1` of `rdma-dropin-cm` offers this module to programs in C.
+//! (SIDR), and multicast groups. `librdmacm.so.1` of `rdma-dropin-cm` offers this module to programs in C.
 //!
 //! # Untrusted peers
 //!
@@ -137,6 +137,7 @@ mod connection;
 mod engine;
 mod error;
 mod event;
+mod group;
 mod happening;
 mod listener;
 mod options;

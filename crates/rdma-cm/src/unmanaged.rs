@@ -5,10 +5,10 @@
 //! moves its queue pair to RTR before it calls [`Id::accept`], and to RTS before it calls [`Id::establish`].
 //!
 //! Datagram services (SIDR) are supported here: the passive end answers a query with the number and the Q_Key of its
-//! queue pair.
+//! queue pair. So are [multicast groups](join).
 //!
 //! The module works with software devices. The connections of other devices pass through the kernel's rdma_cm. Of such a
-//! device, the module has only datagram services, in the UDP port space. Their Q_Key is [`QKEY`].
+//! device, the module has only datagram services, in the UDP port space, and groups. Their Q_Key is [`QKEY`].
 //!
 //! # Examples
 //! A query for a datagram service, and its answer. One thread serves both ends.
@@ -41,7 +41,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 
 use rdma_mem::{GidEntry, GidType, LinkLayer};
@@ -51,6 +51,7 @@ use rdma_types::{AckTimeout, Qpn};
 pub use rdma_proto::cm::wire::SidrStatus;
 pub use rdma_proto::cm::{Address, PortSpace};
 
+pub use crate::group::Group;
 pub use crate::parameters::{Answered, Parameters, QKEY, Route};
 
 use crate::active::Resolved;
@@ -106,11 +107,13 @@ pub enum Event {
     },
     /// The answer to a query of this process arrived.
     Answered(Answered),
+    /// The process has joined a multicast group.
+    Joined(Group),
     /// The connection has ended, or was not established.
     Ended(End),
 }
 
-/// A listener, a connection or a query. It ends when this is dropped.
+/// A listener, a connection, a query, or a membership in a multicast group. It ends when this is dropped.
 #[doc(alias = "rdma_cm_id")]
 #[derive(Debug)]
 #[must_use = "dropping it ends the connection"]
@@ -169,7 +172,7 @@ impl Port {
     }
 }
 
-/// Returns the way to a listener. With the kernel's rdma_cm, this waits for at most 30 s, and the listener is that of a
+/// Returns the way to a listener, or to a multicast group. With the kernel's rdma_cm, this waits for at most 30 s, and the listener is that of a
 /// datagram service.
 ///
 /// # Errors
@@ -178,6 +181,9 @@ impl Port {
 pub fn route(channel: &EventChannel, to: SocketAddr) -> Result<Route, Error> {
     if channel.engine().is_managed() {
         return channel.engine().route_managed(to);
+    }
+    if to.ip().to_canonical().is_multicast() {
+        return Ok(group(channel, to, None)?.route);
     }
     let resolved = channel.resolve(to)?;
     let context = channel.context();
@@ -316,6 +322,63 @@ pub fn query(
     Ok(Id(engine.connect(request)?))
 }
 
+/// Returns the group of an IP address on a software device. `source` selects the local address. The groups of software devices
+/// need no membership of the process.
+///
+/// # Errors
+/// [`Error::NotGroup`] if it is no multicast address. [`Error::NoAddress`] if the device has no address of its IP version.
+/// [`Error::Managed`] for a device that the kernel's rdma_cm connects.
+pub fn group(
+    channel: &EventChannel,
+    group: SocketAddr,
+    source: Option<IpAddr>,
+) -> Result<Group, Error> {
+    channel.engine().check_unmanaged()?;
+    Group::of(channel.engine(), group, source)
+}
+
+/// Joins the multicast group of an IP address: [`Event::Joined`] follows, or [`Event::Ended`]. The process leaves the group
+/// when the ID is dropped. The program attaches its queue pairs, whose Q_Key must be the group's.
+///
+/// # Errors
+/// [`Error::NotGroup`] if it is no multicast address. [`Error::NoAddress`] if the device has no address of its IP version.
+/// [`Error::System`] if the kernel's rdma_cm refuses a call.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+///
+/// use rdma_cm::EventChannel;
+/// use rdma_cm::unmanaged::{self, Event, QKEY};
+/// use rdma_qp::{AddressHandle, CompletionQueue, QueuePairType, prelude::*};
+///
+/// rdma_soft::install();
+/// let channel = EventChannel::open(&rdma_mem::open_device("soft0")?)?;
+/// let _membership = unmanaged::join(&channel, "239.1.2.3".parse()?)?;
+/// let event = channel.next(Some(Duration::from_secs(10)))?.expect("an event");
+/// let (_, Event::Joined(group)) = unmanaged::event(event) else { panic!() };
+///
+/// let cq = CompletionQueue::create(channel.context(), 16)?;
+/// let pd = channel.context().allocate_pd()?;
+/// let builder = pd.create_qp().qp_type(QueuePairType::UD).send_cq(&cq).recv_cq(&cq);
+/// let member = builder.qkey(group.qkey).build()?.activate()?;
+/// member.attach_multicast(group.gid, group.lid)?;
+/// // Datagrams to `Qpn::MULTICAST` with this handle and Q_Key reach all members.
+/// let _to_group = AddressHandle::create(&pd, &group.address_vector(channel.context())?)?;
+/// assert_eq!(group.qkey, QKEY);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(alias = "rdma_join_multicast")]
+#[doc(alias = "rdma_leave_multicast")]
+pub fn join(channel: &EventChannel, group: IpAddr) -> Result<Id, Error> {
+    let engine = channel.engine();
+    if engine.is_managed() {
+        return Ok(Id(engine.join_managed(group)?));
+    }
+    let joined = self::group(channel, SocketAddr::new(group, 0), None)?;
+    Ok(Id(engine.join(joined)?))
+}
+
 /// Returns what an event contains, and the listener or connection that it is for.
 #[must_use]
 pub fn event(event: event::Event) -> (IdToken, Event) {
@@ -337,6 +400,7 @@ pub fn event(event: event::Event) -> (IdToken, Event) {
         }
         (Happening::Established { private_data }, _) => Event::Established { private_data },
         (Happening::Answered(answered), _) => Event::Answered(*answered),
+        (Happening::Joined(group), _) => Event::Joined(*group),
         (Happening::Ended(end), _) => Event::Ended(end),
         (Happening::Requested(_) | Happening::Queried(_), None) => Event::Ended(End::PeerGone),
     };

@@ -1,6 +1,6 @@
 //! The types that may move to other threads, and be used from them.
 
-use rdma_cm::unmanaged::{self, Answered, Id, Parameters, Port, Route};
+use rdma_cm::unmanaged::{self, Answered, Group, Id, Parameters, Port, Route};
 use rdma_cm::{
     Accepted, Accepting, BindOptions, Connecting, Connection, ConnectionId, ConnectionRequest,
     Disconnecting, End, Ended, Error, Event, EventChannel, EventKind, IdToken, Listener, Phase,
@@ -40,6 +40,7 @@ fn channels_and_connections_go_to_any_thread() {
     send_sync::<Port>();
     send_sync::<unmanaged::Event>();
     send_sync::<Answered>();
+    send_sync::<Group>();
     send_sync::<Parameters>();
     send_sync::<Route>();
 }

@@ -95,7 +95,7 @@ pub(crate) fn resolve(id: &Id, source: Option<SocketAddr>, to: SocketAddr) -> Re
     }
     let (device, bound) = (state.device, state.bound);
     drop(state);
-    match devices::route_to(device, to) {
+    match devices::route_to(device, bound.map(|own| own.ip()), to) {
         Ok((device, mut route)) => {
             let own = bound.unwrap_or_else(unspecified);
             let ip = own.ip().to_canonical();

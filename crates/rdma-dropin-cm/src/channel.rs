@@ -10,6 +10,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use rdma_cm::unmanaged::Group;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::{Errno, read, write};
@@ -17,7 +18,7 @@ use rustix::io::{Errno, read, write};
 use crate::abi::EventChannel;
 use crate::devices::{self, locked};
 use crate::errors::fail;
-use crate::event::Waiting;
+use crate::event::{Content, Waiting};
 use crate::id::{self, Id};
 use crate::semaphore::Semaphore;
 
@@ -147,6 +148,18 @@ impl Channel {
         removed
     }
 
+    /// Removes the event of a group that an ID has left.
+    fn remove_group(&self, id: &Id, group: &Group) {
+        let mut queue = locked(&self.queue);
+        let had_events = !queue.is_empty();
+        let is_of =
+            |content: &Content| matches!(content, Content::Group { group: it, .. } if it == group);
+        queue.retain(|event| !(ptr::eq(Arc::as_ptr(&event.id), id) && is_of(&event.content)));
+        if had_events {
+            self.clear(&queue);
+        }
+    }
+
     /// Removes the events of an ID.
     fn remove(&self, id: &Id) -> VecDeque<Waiting> {
         let mut queue = locked(&self.queue);
@@ -169,6 +182,11 @@ pub(crate) fn forget(id: &Id) {
             id::end(&new);
         }
     }
+}
+
+/// Removes the event of a group that an ID has left.
+pub(crate) fn forget_group(id: &Id, group: &Group) {
+    id.state().channel.remove_group(id, group);
 }
 
 /// Removes the request of a new connection. Returns true if the program had not received it.

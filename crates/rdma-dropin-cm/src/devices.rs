@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::{ptr, thread};
@@ -155,11 +155,16 @@ impl Drop for SignalsBlocked {
 /// Returns the first device that reaches an address, and the route. The error is that of the first device.
 pub(crate) fn route_to(
     only: Option<&'static Device>,
+    source: Option<IpAddr>,
     to: SocketAddr,
 ) -> Result<(&'static Device, Route), c_int> {
     let find = |device: &'static Device| {
-        let route = unmanaged::route(&device.channel, to).map_err(|error| number(&error))?;
-        Ok((device, route))
+        let channel = &device.channel;
+        let route = match to.ip().to_canonical().is_multicast() {
+            true => unmanaged::group(channel, to, source).map(|group| group.route),
+            false => unmanaged::route(channel, to),
+        };
+        Ok((device, route.map_err(|error| number(&error))?))
     };
     match only {
         Some(device) => find(device),

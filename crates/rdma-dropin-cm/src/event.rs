@@ -4,8 +4,9 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicPtr;
 
-use rdma_cm::unmanaged::{Answered, Event, Parameters, Route, SidrStatus};
+use rdma_cm::unmanaged::{Answered, Event, Group, Parameters, Route, SidrStatus};
 use rdma_cm::{End, Reason};
 use rdma_sys::{ibv_ah_attr, ibv_qp_type};
 
@@ -14,7 +15,7 @@ use crate::channel::{self, Channel};
 use crate::devices::Device;
 use crate::errors::{fail, returned};
 use crate::id::{self, Id, Stage, State};
-use crate::{connecting, queue_pair};
+use crate::{connecting, multicast, queue_pair};
 
 /// An event that waits in a channel.
 pub(crate) struct Waiting {
@@ -31,7 +32,18 @@ pub(crate) struct Waiting {
 pub(crate) enum Content {
     None,
     Connection(Option<Parameters>, Vec<u8>),
-    Datagram { address: ibv_ah_attr, qpn: u32, qkey: u32, private_data: Vec<u8> },
+    Datagram {
+        address: ibv_ah_attr,
+        qpn: u32,
+        qkey: u32,
+        private_data: Vec<u8>,
+    },
+    /// A multicast group, the address vector to it, and the context of the call that has joined it.
+    Group {
+        group: Group,
+        address: ibv_ah_attr,
+        context: AtomicPtr<c_void>,
+    },
 }
 
 impl Waiting {
@@ -203,6 +215,24 @@ fn data_of(data: &[u8]) -> (*const c_void, u8) {
     if length == 0 { (ptr::null(), 0) } else { (data.as_ptr().cast(), length) }
 }
 
+/// Returns the parameters of an event for a connection, which point to the private data.
+fn connection(parameters: Option<Parameters>, private_data: &[u8]) -> ConnParam {
+    // SAFETY: the struct consists of pointers and integers, so all-zero bytes are valid (SAFETY.md F4).
+    let mut conn: ConnParam = unsafe { std::mem::zeroed() };
+    (conn.private_data, conn.private_data_len) = data_of(private_data);
+    if let Some(peer) = parameters {
+        // What the peer starts, this end serves.
+        conn.responder_resources = peer.initiator_depth;
+        conn.initiator_depth = peer.responder_resources;
+        conn.flow_control = u8::from(peer.flow_control);
+        conn.retry_count = peer.retry_count;
+        conn.rnr_retry_count = peer.rnr_retry_count;
+        conn.srq = u8::from(peer.srq);
+        conn.qp_num = peer.qpn.get();
+    }
+    conn
+}
+
 /// Prepares an event for the program. Returns `None` if the program must not see it.
 fn report(waiting: Waiting) -> Option<Box<Reported>> {
     let Waiting { id, mut event, mut status, new, content } = waiting;
@@ -217,6 +247,17 @@ fn report(waiting: Waiting) -> Option<Box<Reported>> {
         EventType::REJECTED => {
             // The program receives the rejection, and its queue pair can no longer send.
             let _ = queue_pair::fail_queue_pair(&id);
+        }
+        EventType::MULTICAST_JOIN => {
+            let Content::Group { group, .. } = &content else { return None };
+            match multicast::attach(&id, group) {
+                Some(Ok(())) => {}
+                Some(Err(number)) => (event, status) = (EventType::MULTICAST_ERROR, -number),
+                None => {
+                    id.acknowledge();
+                    return None;
+                }
+            }
         }
         EventType::CONNECT_REQUEST => {
             if let Some(new) = &new {
@@ -245,21 +286,10 @@ fn report(waiting: Waiting) -> Option<Box<Reported>> {
         Content::None => {}
         Content::Connection(parameters, data) => {
             private_data = data;
-            let (data, length) = data_of(&private_data);
-            // SAFETY: the struct consists of pointers and integers, so all-zero bytes are valid (SAFETY.md F4).
-            let mut conn: ConnParam = unsafe { std::mem::zeroed() };
-            (conn.private_data, conn.private_data_len) = (data, length);
-            if let Some(peer) = parameters {
-                // What the peer starts, this end serves.
-                conn.responder_resources = peer.initiator_depth;
-                conn.initiator_depth = peer.responder_resources;
-                conn.flow_control = u8::from(peer.flow_control);
-                conn.retry_count = peer.retry_count;
-                conn.rnr_retry_count = peer.rnr_retry_count;
-                conn.srq = u8::from(peer.srq);
-                conn.qp_num = peer.qpn.get();
-            }
-            shown.param = Param { conn };
+            shown.param = Param { conn: connection(parameters, &private_data) };
+        }
+        Content::Group { group, address, context } => {
+            shown.param = Param { ud: multicast::parameters(&group, address, context) };
         }
         Content::Datagram { address, qpn, qkey, private_data: data } => {
             private_data = data;

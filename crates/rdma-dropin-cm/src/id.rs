@@ -20,6 +20,7 @@ use crate::channel::{self, Channel};
 use crate::devices::{self, Device, locked};
 use crate::errors::{fail, returned};
 use crate::event;
+use crate::multicast::Membership;
 use crate::options::Options;
 
 /// An ID. The program has a pointer to its beginning.
@@ -80,6 +81,8 @@ pub(crate) struct State {
     pub(crate) own: Parameters,
     pub(crate) peer: Option<Parameters>,
     pub(crate) options: Options,
+    /// The multicast groups that the program has joined.
+    pub(crate) groups: Vec<Membership>,
     /// The attributes of the queue pairs that `rdma_get_request` creates.
     pub(crate) qp_attributes: Option<ibv_qp_init_attr>,
     /// The private data of `rdma_create_ep`, which precedes that of `rdma_connect`.
@@ -144,6 +147,7 @@ impl Id {
             own: Parameters::new(Qpn::masked(0), psn()),
             peer: None,
             options: Options::default(),
+            groups: Vec::new(),
             qp_attributes: None,
             connect_data: Vec::new(),
             completed: 0,

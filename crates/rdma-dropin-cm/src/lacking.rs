@@ -1,4 +1,4 @@
-//! Functions that this library lacks: rsockets, multicast groups, and those of newer versions. All fail with `ENOSYS`.
+//! Functions that this library lacks: rsockets, and those of newer versions. All fail with `ENOSYS`.
 
 use std::ffi::c_int;
 use std::sync::atomic::AtomicBool;
@@ -60,13 +60,6 @@ lacking! {
     repoll_create -> c_int;
     repoll_ctl -> c_int;
     repoll_wait -> c_int;
-}
-
-lacking! {
-    "this library has no multicast groups; attach the queue pair with ibv_attach_mcast":
-    rdma_join_multicast -> c_int;
-    rdma_join_multicast_ex -> c_int;
-    rdma_leave_multicast -> c_int;
 }
 
 lacking! {

@@ -138,6 +138,14 @@ pub union rdma_cm_event_param {
     pub ud: rdma_ud_param,
 }
 
+/// `struct rdma_cm_join_mc_attr_ex`. Its `comp_mask` is 1 for the address, and 2 for the flags.
+#[repr(C)]
+pub struct rdma_cm_join_mc_attr_ex {
+    pub comp_mask: u32,
+    pub join_flags: u32,
+    pub addr: *mut libc::sockaddr,
+}
+
 /// `struct rdma_cm_event`.
 #[repr(C)]
 pub struct rdma_cm_event {
@@ -248,6 +256,7 @@ const _: () = {
     assert!(size_of::<rdma_ud_param>() == 56);
     assert!(offset_of!(rdma_ud_param, ah_attr) == 16);
     assert!(offset_of!(rdma_ud_param, qkey) == 52);
+    assert!(size_of::<rdma_cm_join_mc_attr_ex>() == 16);
     assert!(size_of::<rdma_cm_event>() == 80);
     assert!(offset_of!(rdma_cm_event, status) == 20);
     assert!(offset_of!(rdma_cm_event, param) == 24);

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{self, PipeReader, Read as _};
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -118,6 +118,11 @@ impl Process {
         self.reaches(|| has_service(&read("/proc/net/unix"), port))
     }
 
+    /// Waits until an interface of this host is a member of a multicast group. Returns `false` if this program ends first.
+    pub(super) fn joins(&self, group: Ipv4Addr) -> bool {
+        self.reaches(|| has_member(&read("/proc/net/igmp"), group))
+    }
+
     /// Waits until a condition is true. Returns `false` if this program ends first.
     fn reaches(&self, is_true: impl Fn() -> bool) -> bool {
         let mut output = self.output.lock();
@@ -212,9 +217,24 @@ fn has_service(table: &str, port: u16) -> bool {
     })
 }
 
+/// Returns true if a table of memberships, in the form of `/proc/net/igmp`, has this group.
+fn has_member(table: &str, group: Ipv4Addr) -> bool {
+    let [a, b, c, d] = group.octets();
+    let group = format!("{d:02X}{c:02X}{b:02X}{a:02X}");
+    table.lines().any(|line| line.split_whitespace().next() == Some(group.as_str()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_group_is_found_in_the_table_of_memberships() {
+        let table = "Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter\n1\tlo        :     2      V3\n\
+            \t\t\t\t0307FFEF     1 0:00000000\t\t0\n";
+        assert!(has_member(table, Ipv4Addr::new(239, 255, 7, 3)));
+        assert!(!has_member(table, Ipv4Addr::new(239, 255, 3, 7)));
+    }
 
     #[test]
     fn a_service_is_found_in_the_table_of_unix_sockets() {

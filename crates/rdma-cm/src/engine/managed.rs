@@ -19,12 +19,13 @@ use rdma_types::{AckTimeout, Gid, Lid, Psn, Qpn};
 
 pub(crate) use self::entry::Request;
 
-use self::entry::{Entry, Stage, check_type, endpoint_of, parameters_of};
+use self::entry::{Entry, JOIN, Stage, check_type, endpoint_of, parameters_of};
 use self::library::{Channel, Id, RESOLVE_MS, Received, end_of_path, system_error};
 use super::files::Watch;
 use super::path::{addresses, connect, ip_of};
 use super::{Engine, Handle, NEXT, State};
 use crate::error::{End, Error};
+use crate::group::source_to;
 use crate::happening::{Happening, Queried, Requested};
 use crate::options::BindOptions;
 use crate::parameters::{NO_ANSWER, Parameters, QKEY, Route};
@@ -65,9 +66,9 @@ impl Managed {
 
     /// Adds an ID. Its token is new.
     fn add(&mut self, id: Id, stage: Stage) -> &mut Entry {
-        let (request, bound, listener, peer) = (None, None, None, None);
+        let (request, group, bound, listener, peer) = (None, None, None, None, None);
         let (token, watch) = (id.token(), Watch::default());
-        let entry = || Entry { id, stage, request, bound, listener, peer, watch };
+        let entry = || Entry { id, stage, request, group, bound, listener, peer, watch };
         self.entries.entry(token).or_insert_with(entry)
     }
 
@@ -353,6 +354,22 @@ impl Engine {
             (!entry.is_some_and(|entry| entry.stage == Stage::Resolving)).then_some(())
         })?;
         Ok(handle)
+    }
+
+    /// Joins a multicast group, as soon as the kernel has the route. An event follows.
+    pub(crate) fn join_managed(self: &Arc<Self>, group: IpAddr) -> Result<Handle, Error> {
+        self.check_process()?;
+        let group = group.to_canonical();
+        if !group.is_multicast() {
+            return Err(Error::NotGroup { address: group });
+        }
+        let source = source_to(self, group)?;
+        let to = SocketAddr::new(group, 0);
+        let begun = self.begin(PortSpace::Udp, Stage::Resolving, |entry| {
+            entry.group = Some(to);
+            entry.id.resolve_address(source, to)
+        });
+        begun.map_err(|errno| Error::System { tried: JOIN, source: system_error(errno) })
     }
 
     /// Queues the event of a connection.

@@ -40,6 +40,7 @@ use self::path::Request;
 use self::peer::{Peer, Port};
 use self::state::State;
 use crate::error::{End, Error};
+use crate::group::Group;
 use crate::happening::Happening;
 use crate::options::BindOptions;
 
@@ -220,6 +221,17 @@ impl Engine {
         }
         state.listeners.insert(token, Listening::new(name, service, bound));
         self.listen_outside(&state, service);
+        drop(state);
+        Ok(self.handle(token))
+    }
+
+    /// Queues the event of a group that needs no protocol.
+    pub(crate) fn join(self: &Arc<Self>, group: Group) -> Result<Handle, Error> {
+        self.check_process()?;
+        let token = NEXT.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.locked();
+        state.events.push_back((token, Happening::Joined(Box::new(group))));
+        self.finish(&mut state, token);
         drop(state);
         Ok(self.handle(token))
     }

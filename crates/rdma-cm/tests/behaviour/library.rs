@@ -10,11 +10,12 @@ use rdma_cm::unmanaged::{self, Event, Parameters, PortSpace, SidrStatus};
 use rdma_cm::{BindOptions, Connecting, End, Error, EventChannel, Listener, Reason};
 use rdma_mem::Context;
 use rdma_qp::{QueuePairType, prelude::*};
-use rdma_types::{MaxAckRetries, MaxRnrRetries, Psn, Qpn};
+use rdma_types::{Lid, MaxAckRetries, MaxRnrRetries, Psn, Qpn};
 use test_support::program::{dropin, in_own_process_with, is_emulated, this_program};
 use test_support::rig::until;
 
 use crate::common::{LIMIT, Node, SYSTEM, open};
+use crate::groups::groups;
 use crate::options::connect_traffic_classes;
 use crate::other_hosts::Host;
 use crate::unmanaged::queries;
@@ -331,6 +332,17 @@ fn a_datagram_service_answers_queries() {
     in_child("a_datagram_service_answers_queries", || {
         let channels = [(); 2].map(|()| EventChannel::open(&open("soft0")).unwrap());
         queries([&channels[0], &channels[1]], "127.0.0.1:0".parse().unwrap());
+    });
+}
+
+#[test]
+fn members_of_a_group_receive_its_datagrams() {
+    in_child("members_of_a_group_receive_its_datagrams", || {
+        let group = groups(&open("soft0"), "239.1.2.3");
+        assert_eq!((group.gid, group.lid), ("::ffff:239.1.2.3".parse().unwrap(), Lid::NONE));
+        let channel = EventChannel::open(&open("soft0")).unwrap();
+        let error = unmanaged::join(&channel, [192, 0, 2, 1].into()).unwrap_err();
+        assert!(matches!(error, Error::NotGroup { .. }), "{error}");
     });
 }
 

@@ -3,6 +3,7 @@
 
 mod common;
 mod connecting;
+mod groups;
 mod hostile;
 mod library;
 mod options;

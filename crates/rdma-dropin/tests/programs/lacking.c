@@ -5,7 +5,7 @@
 
 int rsocket(int domain, int type, int protocol);
 long rrecv(int socket, void *buffer, unsigned long length, int flags);
-int rdma_join_multicast(void *id, void *address, void *context);
+int rdma_resolve_addrinfo(void *id, const char *node, const char *service, const void *hints);
 
 static void print(long returned)
 {
@@ -18,6 +18,6 @@ int main(void)
 	print(rsocket(2, 1, 0));
 	print(rsocket(2, 1, 0));
 	print(rrecv(0, buffer, sizeof(buffer), 0));
-	print(rdma_join_multicast(NULL, NULL, NULL));
+	print(rdma_resolve_addrinfo(NULL, NULL, NULL, NULL));
 	return 0;
 }

@@ -87,6 +87,9 @@ functions! {
     accept: rdma_accept = fn(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;
     reject: rdma_reject = fn(*mut rdma_cm_id, *const c_void, u8) -> c_int;
     disconnect: rdma_disconnect = fn(*mut rdma_cm_id) -> c_int;
+    join_multicast: rdma_join_multicast =
+        fn(*mut rdma_cm_id, *mut libc::sockaddr, *mut c_void) -> c_int;
+    leave_multicast: rdma_leave_multicast = fn(*mut rdma_cm_id, *mut libc::sockaddr) -> c_int;
     get_cm_event: rdma_get_cm_event = fn(*mut rdma_event_channel, *mut *mut rdma_cm_event) -> c_int;
     ack_cm_event: rdma_ack_cm_event = fn(*mut rdma_cm_event) -> c_int;
     set_option: rdma_set_option = fn(*mut rdma_cm_id, c_int, c_int, *mut c_void, usize) -> c_int;

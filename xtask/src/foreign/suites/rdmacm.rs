@@ -1,5 +1,7 @@
 //! Programs that connect by address and port, with librdmacm.
 
+use std::net::Ipv4Addr;
+
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
 
@@ -20,7 +22,8 @@ pub(super) const NEEDS: Needs = Needs {
     wheels: &[],
 };
 
-/// The command lines of a server and a client. `PORT` stands for a port, and `ADDRESS` for the server's address.
+/// The command lines of a server and a client. `PORT` stands for a port, `ADDRESS` for the server's address, and `GROUP` for
+/// a multicast group.
 struct Pair {
     server: &'static str,
     client: &'static str,
@@ -30,14 +33,32 @@ struct Pair {
     ends: bool,
     /// The port of a program that has no option for it.
     port: Option<u16>,
-    /// Whether the server listens at a TCP port, at which the two processes begin.
-    is_tcp: bool,
+    begins: Begins,
     /// Whether the pair is run without `--full`.
     is_quick: bool,
 }
 
+/// The event after which the client is started.
+#[derive(Clone, Copy)]
+enum Begins {
+    /// The server listens at the port of rdma_cm.
+    Listens,
+    /// The server listens at the TCP port, at which the two processes begin.
+    ListensByTcp,
+    /// The server's device has joined the group.
+    Joins,
+}
+
 const fn pair(server: &'static str, client: &'static str, prints: [&'static str; 2]) -> Pair {
-    Pair { server, client, prints, ends: true, port: None, is_tcp: false, is_quick: false }
+    Pair {
+        server,
+        client,
+        prints,
+        ends: true,
+        port: None,
+        begins: Begins::Listens,
+        is_quick: false,
+    }
 }
 
 const fn quick(server: &'static str, client: &'static str, prints: [&'static str; 2]) -> Pair {
@@ -86,10 +107,20 @@ const PROGRAMS: &[Pair] = &[
     ),
 ];
 
+/// Programs whose datagrams reach a multicast group. The members are at addresses of the network.
+const GROUPS: &[Pair] = &[Pair {
+    begins: Begins::Joins,
+    ..pair(
+        "mckey -m GROUP -b 127.0.0.1",
+        "mckey -m GROUP -b 127.0.0.2 -s",
+        ["data transfers complete", "data transfers complete"],
+    )
+}];
+
 /// Programs of other projects.
 const APPLICATIONS: &[Pair] = &[
     Pair {
-        is_tcp: true,
+        begins: Begins::ListensByTcp,
         ..pair(
             "fi_pingpong -p verbs -e msg -I 100 -B PORT",
             "fi_pingpong -p verbs -e msg -I 100 -P PORT ADDRESS",
@@ -97,7 +128,7 @@ const APPLICATIONS: &[Pair] = &[
         )
     },
     Pair {
-        is_tcp: true,
+        begins: Begins::ListensByTcp,
         ends: false,
         ..pair(
             "qperf -lp PORT",
@@ -131,7 +162,8 @@ const ATTEMPTS: u32 = 10;
 /// The addresses of two devices that are like two hosts. The server's is the first.
 const ADDRESSES: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
 
-/// Runs the programs between two processes of this host, and with `--full` also over UDP between two addresses.
+/// Runs the programs between two processes of this host, and with `--full` also over UDP between two addresses. Groups have
+/// members at both addresses.
 ///
 /// # Errors
 /// Returns an error if this process cannot start programs.
@@ -140,6 +172,7 @@ pub(super) fn run(installation: &Installation, full: bool, row: &mut Row) -> Res
     for pair in PROGRAMS.iter().filter(|pair| full || pair.is_quick) {
         row.case(pair.client, || run_pair(installation, pair, [&usual, &usual]));
     }
+    over_udp(installation, GROUPS, row)?;
     if full { over_udp(installation, PROGRAMS, row) } else { Ok(()) }
 }
 
@@ -195,15 +228,22 @@ fn attempt(
     [server, client]: [&Environment; 2],
 ) -> Result<Option<Outcome>> {
     let port = pair.port.map_or_else(free_port, Ok)?;
+    let [high, low] = port.to_be_bytes();
+    let group = Ipv4Addr::new(239, 255, high, low);
     let start = |line: &str, environment: &Environment| {
         let line = line.replace("PORT", &port.to_string()).replace("ADDRESS", ADDRESSES[0]);
+        let line = line.replace("GROUP", &group.to_string());
         let line = words(&line);
         let (name, options) = line.split_first().unzip();
         let program = installation.program(name.map_or("", String::as_str));
         Process::start(&[&program, options.unwrap_or(&[])].concat(), environment)
     };
     let server = start(pair.server, server)?;
-    let listens = if pair.is_tcp { server.listens(port) } else { server.listens_by_address(port) };
+    let listens = match pair.begins {
+        Begins::Listens => server.listens_by_address(port),
+        Begins::ListensByTcp => server.listens(port),
+        Begins::Joins => server.joins(group),
+    };
     if !listens {
         bail!("the server does not listen\n{}", server.end()?);
     }

@@ -1,21 +1,25 @@
 //! One listener or connection of the kernel's rdma_cm.
 
 use std::ffi::c_int;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use rdma_mem::{Context, Mtu};
-use rdma_proto::cm::PortSpace;
+use rdma_mem::{Context, GidType, LinkLayer, Mtu};
 use rdma_proto::cm::wire::{Reason, SidrStatus};
+use rdma_proto::cm::{Address, PortSpace};
 use rdma_qp::{PreparedQueuePair, QueuePairEndpoint, QueuePairType};
 use rdma_sys::Errno;
 use rdma_sys::cm::{option, rdma_cm_event_type as Kind, rdma_conn_param};
-use rdma_types::{AckTimeout, Psn, Qpn};
+use rdma_types::{AckTimeout, Lid, Psn, Qpn};
 
-use super::library::{Id, Received};
+use super::library::{Datagram, Id, Received, gid_of_path};
 use crate::engine::files::Watch;
 use crate::error::{End, Error, Phase};
+use crate::group::Group;
 use crate::happening::{Happening, Replying};
 use crate::parameters::{Answered, Parameters, Route};
+
+/// The attempted action of a group that could not be joined.
+pub(super) const JOIN: &str = "join the group";
 
 /// A listener or connection.
 pub(super) struct Entry {
@@ -23,6 +27,8 @@ pub(super) struct Entry {
     pub(super) stage: Stage,
     /// The REQ, until it is sent.
     pub(super) request: Option<Request>,
+    /// The multicast group that is joined.
+    pub(super) group: Option<SocketAddr>,
     /// The address of a listener.
     pub(super) bound: Option<IpAddr>,
     /// The listener that received the request.
@@ -41,6 +47,9 @@ pub(super) enum Stage {
     Unresolved,
     /// A REQ was sent.
     Connecting,
+    /// A multicast group is being joined.
+    Joining,
+    Joined,
     Replied,
     Requested,
     Accepted,
@@ -97,6 +106,8 @@ enum Reaction {
     /// The event changes nothing.
     Ignore,
     FindRoute,
+    /// A multicast group was joined.
+    Join,
     SendRequest,
     /// The address cannot be used. The thread that resolves it is notified.
     Unresolve,
@@ -109,7 +120,8 @@ enum Reaction {
     End,
 }
 
-/// Returns the reaction to an event in a stage. `has_request` is true if a REQ follows the resolution.
+/// Returns the reaction to an event in a stage. `has_request` is true if a REQ follows the resolution,
+/// or a group is joined.
 const fn reaction(event: Kind, stage: Stage, has_request: bool) -> Reaction {
     match (event, stage) {
         (_, Stage::Over) => Reaction::Ignore,
@@ -119,6 +131,7 @@ const fn reaction(event: Kind, stage: Stage, has_request: bool) -> Reaction {
             Kind::ADDR_ERROR | Kind::ROUTE_ERROR | Kind::DEVICE_REMOVAL,
             Stage::Resolving | Stage::Resolved | Stage::Unresolved,
         ) if !has_request => Reaction::Unresolve,
+        (Kind::MULTICAST_JOIN, Stage::Joining) => Reaction::Join,
         (Kind::CONNECT_RESPONSE, Stage::Connecting) => Reaction::Reply,
         // A REP has another event, because the ID has no queue pair.
         (Kind::ESTABLISHED, Stage::Connecting) => Reaction::Answer,
@@ -132,6 +145,7 @@ const fn reaction(event: Kind, stage: Stage, has_request: bool) -> Reaction {
             | Kind::CONNECT_ERROR
             | Kind::UNREACHABLE
             | Kind::REJECTED
+            | Kind::MULTICAST_ERROR
             | Kind::DEVICE_REMOVAL,
             _,
         ) => Reaction::End,
@@ -145,12 +159,17 @@ impl Entry {
     /// Processes an event, and returns the one for the program.
     pub(super) fn handle(&mut self, context: &Context, received: Received) -> Option<Happening> {
         let Received { event, status, parameters, datagram, private_data, .. } = received;
-        match reaction(event, self.stage, self.request.is_some()) {
+        match reaction(event, self.stage, self.request.is_some() || self.group.is_some()) {
             Reaction::Ignore => {
                 tracing::debug!(event = ?event.name(), "an event of rdma_cm is ignored");
                 None
             }
             Reaction::FindRoute => self.find_route(context),
+            Reaction::Join => {
+                let group = self.joined(context, &datagram?);
+                self.stage = Stage::Joined;
+                group.map(|group| Happening::Joined(Box::new(group)))
+            }
             Reaction::SendRequest => {
                 self.stage = Stage::Resolved;
                 self.send_request()
@@ -167,7 +186,7 @@ impl Entry {
                 Some(Happening::Replied(Box::new(replying)))
             }
             Reaction::Answer => {
-                let (qpn, qkey) = datagram?;
+                let Datagram { qpn, qkey, .. } = datagram?;
                 let status = SidrStatus::VALID;
                 Some(self.answered(Answered { status, qpn: Qpn::masked(qpn), qkey, private_data }))
             }
@@ -191,6 +210,29 @@ impl Entry {
         }
     }
 
+    /// Returns the group in an event.
+    fn joined(&self, context: &Context, datagram: &Datagram) -> Option<Group> {
+        let Datagram { address, qkey, .. } = *datagram;
+        let port = context.query_port(address.port_num).ok()?;
+        let (gid, lid) = (gid_of_path(&address), Lid::new(address.dlid));
+        let is_infiniband = port.link_layer == LinkLayer::INFINIBAND;
+        let [local, _] = self.id.gids();
+        let [source, destination] = self.id.addresses();
+        let destination = self.group.or(destination)?;
+        let route = Route {
+            local: Address::Gid(local),
+            remote: if is_infiniband { Address::Lid(lid) } else { Address::Gid(gid) },
+            gid_type: if is_infiniband { GidType::IB } else { GidType::ROCE_V2 },
+            mtu: port.active_mtu?,
+            traffic_class: address.grh.traffic_class,
+            ack_timeout: AckTimeout::default(),
+            source: source?,
+            destination,
+            is_outside: false,
+        };
+        Some(Group { route, gid, lid, qkey })
+    }
+
     fn answered(&mut self, answered: Answered) -> Happening {
         self.stage = Stage::Over;
         Happening::Answered(Box::new(answered))
@@ -210,6 +252,11 @@ impl Entry {
         let is_ours = self.id.check_device(context).is_ok();
         if let Some(class) = self.request.as_ref().and_then(|request| request.traffic_class) {
             let _ = self.id.set_byte(option::TOS, class);
+        }
+        if let Some(group) = self.group {
+            self.stage = Stage::Joining;
+            let joined = if is_ours { self.id.join(group) } else { Err(Errno::EHOSTUNREACH) };
+            return joined.err().and_then(|errno| self.fail(JOIN, errno));
         }
         let found = if is_ours { self.id.resolve_route() } else { Err(Errno::EHOSTUNREACH) };
         match found {
@@ -257,6 +304,7 @@ pub(super) fn end_of(event: Kind, status: c_int, stage: Stage, private_data: Vec
         Kind::ADDR_ERROR | Kind::ROUTE_ERROR if errno == libc::ETIMEDOUT => {
             End::Unanswered { phase: Phase::Resolve }
         }
+        Kind::MULTICAST_ERROR => End::Kernel { tried: JOIN, errno },
         Kind::ADDR_ERROR => End::Kernel { tried: "resolve the address", errno },
         Kind::ROUTE_ERROR => End::Kernel { tried: "resolve the route", errno },
         _ => End::Kernel { tried: "connect", errno },
@@ -286,12 +334,14 @@ pub(super) fn endpoint_of(peer: &Parameters, mtu: Option<Mtu>) -> QueuePairEndpo
 mod tests {
     use super::*;
 
-    const STAGES: [Stage; 11] = [
+    const STAGES: [Stage; 13] = [
         Stage::Listening,
         Stage::Resolving,
         Stage::Resolved,
         Stage::Unresolved,
         Stage::Connecting,
+        Stage::Joining,
+        Stage::Joined,
         Stage::Replied,
         Stage::Requested,
         Stage::Accepted,
@@ -303,22 +353,22 @@ mod tests {
     /// The reactions in each of [`STAGES`], without a REQ that follows. `.` ignores, `U` unresolves, `D` answers the DREQ
     /// and ends, `E` ends.
     const REACTIONS: [(Kind, &str); 16] = [
-        (Kind::ADDR_RESOLVED, ".F........."),
-        (Kind::ADDR_ERROR, "EUUUEEEEEE."),
-        (Kind::ROUTE_RESOLVED, ".S........."),
-        (Kind::ROUTE_ERROR, "EUUUEEEEEE."),
-        (Kind::CONNECT_REQUEST, "..........."),
-        (Kind::CONNECT_RESPONSE, "....R......"),
-        (Kind::CONNECT_ERROR, "EEEEEEEEEE."),
-        (Kind::UNREACHABLE, "EEEEEEEEEE."),
-        (Kind::REJECTED, "EEEEEEEEEE."),
-        (Kind::ESTABLISHED, "....A..C..."),
-        (Kind::DISCONNECTED, "DDDDDDDDDE."),
-        (Kind::DEVICE_REMOVAL, "EUUUEEEEEE."),
-        (Kind::MULTICAST_JOIN, "..........."),
-        (Kind::MULTICAST_ERROR, "..........."),
-        (Kind::ADDR_CHANGE, "..........."),
-        (Kind::TIMEWAIT_EXIT, "..........."),
+        (Kind::ADDR_RESOLVED, ".F..........."),
+        (Kind::ADDR_ERROR, "EUUUEEEEEEEE."),
+        (Kind::ROUTE_RESOLVED, ".S..........."),
+        (Kind::ROUTE_ERROR, "EUUUEEEEEEEE."),
+        (Kind::CONNECT_REQUEST, "............."),
+        (Kind::CONNECT_RESPONSE, "....R........"),
+        (Kind::CONNECT_ERROR, "EEEEEEEEEEEE."),
+        (Kind::UNREACHABLE, "EEEEEEEEEEEE."),
+        (Kind::REJECTED, "EEEEEEEEEEEE."),
+        (Kind::ESTABLISHED, "....A....C..."),
+        (Kind::DISCONNECTED, "DDDDDDDDDDDE."),
+        (Kind::DEVICE_REMOVAL, "EUUUEEEEEEEE."),
+        (Kind::MULTICAST_JOIN, ".....J......."),
+        (Kind::MULTICAST_ERROR, "EEEEEEEEEEEE."),
+        (Kind::ADDR_CHANGE, "............."),
+        (Kind::TIMEWAIT_EXIT, "............."),
     ];
 
     fn letter(reaction: Reaction) -> char {
@@ -326,6 +376,7 @@ mod tests {
             Reaction::Ignore => '.',
             Reaction::FindRoute => 'F',
             Reaction::SendRequest => 'S',
+            Reaction::Join => 'J',
             Reaction::Unresolve => 'U',
             Reaction::Reply => 'R',
             Reaction::Answer => 'A',
@@ -347,7 +398,7 @@ mod tests {
             assert_eq!(of(true).collect::<String>(), expected.replace('U', "E"));
         }
         let unknown = STAGES.map(|stage| letter(reaction(Kind(16), stage, false)));
-        assert_eq!(unknown, ['.'; 11], "events of later versions are ignored");
+        assert_eq!(unknown, ['.'; 13], "events of later versions are ignored");
     }
 
     #[test]
@@ -381,6 +432,7 @@ mod tests {
         for (event, tried) in [
             (Kind::ADDR_ERROR, "resolve the address"),
             (Kind::ROUTE_ERROR, "resolve the route"),
+            (Kind::MULTICAST_ERROR, JOIN),
             (Kind::CONNECT_ERROR, "connect"),
         ] {
             let (status, errno) = (-libc::ENODEV, libc::ENODEV);

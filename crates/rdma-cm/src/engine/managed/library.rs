@@ -14,7 +14,8 @@ use rdma_mem::{Context, Guid};
 use rdma_proto::cm::{Address, PortSpace};
 use rdma_sys::cm::{
     self, Librdmacm, ibv_sa_path_rec, option, rdma_cm_event, rdma_cm_event_type, rdma_cm_id,
-    rdma_conn_param, rdma_event_channel, rdma_port_space, rdma_route, read_address, storage,
+    rdma_conn_param, rdma_event_channel, rdma_port_space, rdma_route, rdma_ud_param, read_address,
+    storage,
 };
 use rdma_sys::{Errno, Process, ibv_ah_attr, ibv_qp_attr, ibv_qp_state};
 use rdma_types::{Gid, Lid};
@@ -46,9 +47,17 @@ pub(super) struct Received {
     pub(super) request: Option<Id>,
     /// The parameters of the peer. The pointer in them is invalid.
     pub(super) parameters: rdma_conn_param,
-    /// The number and the Q_Key of the service's queue pair, for an ID of the UDP port space.
-    pub(super) datagram: Option<(u32, u32)>,
+    /// The service's queue pair, or the group, for an ID of the UDP port space.
+    pub(super) datagram: Option<Datagram>,
     pub(super) private_data: Vec<u8>,
+}
+
+/// The destination of datagrams.
+#[derive(Clone, Copy)]
+pub(super) struct Datagram {
+    pub(super) address: ibv_ah_attr,
+    pub(super) qpn: u32,
+    pub(super) qkey: u32,
 }
 
 impl Channel {
@@ -96,8 +105,9 @@ impl Channel {
         // SAFETY: SAFETY.md F32: the ID is live.
         let space = unsafe { (*of.as_ptr()).ps };
         // SAFETY: SAFETY.md F4, F32: all bytes of the union are initialised.
-        let datagram = (space == rdma_port_space::UDP).then(|| unsafe { event.param.ud });
-        let datagram = datagram.map(|it| (it.qp_num, it.qkey));
+        let rdma_ud_param { ah_attr: address, qp_num: qpn, qkey, .. } = unsafe { event.param.ud };
+        let is_datagram = space == rdma_port_space::UDP;
+        let datagram = is_datagram.then_some(Datagram { address, qpn, qkey });
         let (data, length) = (parameters.private_data.cast::<u8>(), parameters.private_data_len);
         let private_data = match NonNull::new(data.cast_mut()) {
             // SAFETY: SAFETY.md F32: the data has this length, and is live until the event is acknowledged.
@@ -150,6 +160,8 @@ pub(super) struct Id {
     library: &'static Librdmacm,
     raw: NonNull<rdma_cm_id>,
     token: Token,
+    /// The multicast group that was joined.
+    group: Option<SocketAddr>,
     process: Process,
 }
 
@@ -189,7 +201,7 @@ impl Id {
         let context = ptr::without_provenance_mut(token as usize);
         // SAFETY: SAFETY.md F32: the ID is live, and this field belongs to the program.
         unsafe { (*raw.as_ptr()).context = context };
-        Self { library, raw, token, process }
+        Self { library, raw, token, group: None, process }
     }
 
     pub(super) const fn token(&self) -> Token {
@@ -214,6 +226,16 @@ impl Id {
         let (id, to) = (self.raw.as_ptr(), (&raw mut to).cast());
         // SAFETY: the ID is live, and the addresses have the lengths of their families; one may be NULL (SAFETY.md F1, F2).
         checked(unsafe { (self.library.resolve_addr)(id, source, to, RESOLVE_MS) })
+    }
+
+    /// Joins a multicast group.
+    pub(super) fn join(&mut self, group: SocketAddr) -> Result<(), Errno> {
+        let mut address = storage(group);
+        let (id, address) = (self.raw.as_ptr(), (&raw mut address).cast());
+        // SAFETY: the ID is live, and the address has the length of its family (SAFETY.md F1, F2).
+        checked(unsafe { (self.library.join_multicast)(id, address, ptr::null_mut()) })?;
+        self.group = Some(group);
+        Ok(())
     }
 
     /// Sends a REQ, or a SIDR_REQ.
@@ -352,10 +374,23 @@ impl Drop for Id {
     fn drop(&mut self) {
         // The ID of a forked child is the parent's.
         if self.process.is_current() {
+            if let Some(group) = self.group {
+                let mut address = storage(group);
+                let (id, address) = (self.raw.as_ptr(), (&raw mut address).cast());
+                // SAFETY: the ID is live, its events were acknowledged, and the address has the length of its family
+                // (SAFETY.md F1, F2, F32).
+                unsafe { (self.library.leave_multicast)(id, address) };
+            }
             // SAFETY: the ID is live, its events were acknowledged, and nothing uses it again (SAFETY.md F1, F2, F32).
             unsafe { (self.library.destroy_id)(self.raw.as_ptr()) };
         }
     }
+}
+
+/// Returns the GID to which a path leads.
+pub(super) fn gid_of_path(path: &ibv_ah_attr) -> Gid {
+    // SAFETY: SAFETY.md F4: all bytes of the union are initialised, and each of its members can have any bytes.
+    Gid::from_bytes(unsafe { path.grh.dgid.raw })
 }
 
 /// Returns the GID or the LID to which a path leads.
@@ -363,8 +398,7 @@ pub(super) fn end_of_path(path: &ibv_ah_attr) -> Address {
     if path.is_global == 0 {
         return Address::Lid(Lid::new(path.dlid));
     }
-    // SAFETY: SAFETY.md F4: all bytes of the union are initialised, and each of its members can have any bytes.
-    Address::Gid(Gid::from_bytes(unsafe { path.grh.dgid.raw }))
+    Address::Gid(gid_of_path(path))
 }
 
 fn length_of(private_data: &[u8]) -> u8 {
