@@ -10,13 +10,69 @@ use rdma_qp::{PreparedQueuePair, QueuePair};
 
 use crate::channel::end_of;
 use crate::connection::Connection;
-use crate::engine::managed::{self, Reached};
+use crate::engine::managed;
 use crate::engine::path::{Request, ip_of};
 use crate::engine::{Engine, Handle};
 use crate::error::{End, Error, check_private_data};
 use crate::event::{Event, IdToken};
-use crate::happening::{Happening, Replying};
+use crate::happening::{Happening, Replying, Way};
 use crate::step::Step;
+
+/// An address that is being resolved. Dropping it ends this.
+#[doc(alias = "rdma_cm_id")]
+#[derive(Debug)]
+#[must_use = "dropping it ends the resolution"]
+pub struct Resolving {
+    handle: Handle,
+}
+
+impl Resolving {
+    pub(crate) const fn new(handle: Handle) -> Self {
+        Self { handle }
+    }
+
+    /// Returns the identity that the event has.
+    #[must_use]
+    pub const fn id(&self) -> IdToken {
+        self.handle.id()
+    }
+
+    /// Returns a file that becomes readable when the address is resolved, or when a thread must process messages. It must
+    /// then pass the event to [`advance`](Self::advance). The first call opens two files.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the process cannot open another file.
+    pub fn file(&self) -> Result<Arc<OwnedFd>, Error> {
+        self.handle.engine.file_of(self.handle.token, false)
+    }
+
+    /// Processes an event. [`Step::Failed`] has the errors of [`wait`](Self::wait).
+    pub fn advance(self, event: Event) -> Step<Self, Resolved> {
+        match self.handle.take(event) {
+            Err(event) => Step::Same(self, event),
+            Ok(Happening::Resolved(result)) => match *result {
+                Ok(way) => Step::Next(self.resolved(way)),
+                Err(error) => Step::Failed(error),
+            },
+            Ok(other) => Step::Failed(end_of(other).into()),
+        }
+    }
+
+    /// Waits until the address is resolved, for at most `limit`.
+    ///
+    /// # Errors
+    /// [`Error::NoRoute`] or [`Error::OtherDevice`] if the device does not reach the address. [`End::Unanswered`] if no host
+    /// answers for it, or the limit has passed. [`Error::Closed`] if the channel is closed while this waits.
+    pub fn wait(self, limit: Duration) -> Result<Resolved, Error> {
+        let way = self.handle.way(limit)?;
+        Ok(self.resolved(way))
+    }
+
+    fn resolved(self, way: Way) -> Resolved {
+        let engine = Arc::clone(&self.handle.engine);
+        Resolved::new(&engine, Some(self.handle), way)
+    }
+}
 
 /// The address of a listener, to which a queue pair can connect.
 #[doc(alias = "rdma_cm_id")]
@@ -42,14 +98,13 @@ impl Resolved {
     /// The maximum length of the private data in a REQ.
     pub const MAX_PRIVATE_DATA: usize = 56;
 
-    pub(crate) fn new(engine: &Arc<Engine>, address: SocketAddr, source: Option<Gid>) -> Self {
-        Self { engine: Arc::clone(engine), address, source, reached: None }
-    }
-
-    pub(crate) fn reached(engine: &Arc<Engine>, reached: Reached) -> Self {
-        let Reached { handle, source, to: address } = reached;
-        let reached = Some(Arc::new(Address { source, id: Mutex::new(Some(handle)) }));
-        Self { engine: Arc::clone(engine), address, source: None, reached }
+    /// Creates the result of a resolution, with the kernel's ID if there is one.
+    pub(crate) fn new(engine: &Arc<Engine>, id: Option<Handle>, way: Way) -> Self {
+        let engine = Arc::clone(engine);
+        let Way { to: address, source, chosen } = way;
+        let id = Mutex::new(id);
+        let reached = engine.is_managed().then(|| Arc::new(Address { source: chosen, id }));
+        Self { engine, address, source, reached }
     }
 
     /// Returns the address.

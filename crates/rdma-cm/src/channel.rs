@@ -3,21 +3,21 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{fmt, io};
 
 use rdma_mem::Context;
 use rdma_proto::Time;
 use rdma_proto::cm::{Counters, Error as Refusal, PortSpace};
 
-use crate::active::Resolved;
-use crate::engine::managed::{RESOLVED_WITHIN, is_of_interface};
-use crate::engine::path::{gid_of, ip_of};
+use crate::active::{Resolved, Resolving};
+use crate::engine::managed::RESOLVED_WITHIN;
+use crate::engine::path::{gid_of, ip_of, is_of_interface};
 use crate::engine::peer::Peer;
 use crate::engine::{Engine, Handle};
 use crate::error::{End, Error};
 use crate::event::{Event, IdToken};
-use crate::happening::Happening;
+use crate::happening::{Happening, Way};
 
 /// The source of the events of listeners and connections, and the device that they use.
 ///
@@ -105,41 +105,74 @@ impl EventChannel {
     /// [`Error::Resolve`] if the name has no address. [`Error::NotThisHost`], [`Error::NoRoute`] or
     /// [`Error::OtherDevice`] if the device does not reach it. [`Error::Closed`] if the channel is closed while this
     /// waits. [`Error::System`] if the system cannot wait.
-    #[doc(alias = "rdma_resolve_addr")]
-    #[doc(alias = "rdma_resolve_route")]
     #[doc(alias = "rdma_getaddrinfo")]
     pub fn resolve(&self, address: impl ToSocketAddrs) -> Result<Resolved, Error> {
+        let all = self.named(address)?;
+        if !self.engine.is_managed() {
+            return Ok(Resolved::new(&self.engine, None, self.way(&all)?));
+        }
+        let handle = self.engine.reach(PortSpace::Tcp, &all, true)?;
+        let way = handle.reached(RESOLVED_WITHIN)?;
+        Ok(Resolved::new(&self.engine, Some(handle), way))
+    }
+
+    /// Begins to resolve the address of a listener, like [`resolve`](Self::resolve), but does not wait for the kernel. The
+    /// event [`Resolved`](crate::EventKind::Resolved) follows. A host name is resolved before this returns.
+    ///
+    /// # Errors
+    /// [`Error::Resolve`] if the name has no address. With a software device, also [`Error::NotThisHost`] or
+    /// [`Error::NoRoute`] if the device does not reach it.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_cm::{EventChannel, EventKind, Step};
+    ///
+    /// rdma_soft::install();
+    /// let channel = EventChannel::open(&rdma_mem::open_device("soft0")?)?;
+    /// let resolving = channel.start_resolving("127.0.0.1:7471")?;
+    /// let event = channel.next(Some(Duration::from_secs(10)))?.expect("an event");
+    /// assert_eq!((event.id(), event.kind()), (resolving.id(), EventKind::Resolved));
+    /// let Step::Next(resolved) = resolving.advance(event) else { panic!() };
+    /// assert_eq!(resolved.address().port(), 7471);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "rdma_resolve_addr")]
+    #[doc(alias = "rdma_resolve_route")]
+    pub fn start_resolving(&self, address: impl ToSocketAddrs) -> Result<Resolving, Error> {
+        let all = self.named(address)?;
+        let handle = if self.engine.is_managed() {
+            self.engine.reach(PortSpace::Tcp, &all, false)?
+        } else {
+            let way = self.way(&all)?;
+            self.engine.announce(Happening::Resolved(Box::new(Ok(way))))?
+        };
+        Ok(Resolving::new(handle))
+    }
+
+    /// Returns the addresses of a name, which are one or more.
+    fn named(&self, address: impl ToSocketAddrs) -> Result<Vec<SocketAddr>, Error> {
         self.engine.check_process()?;
         let all = addresses(address)?;
-        if self.engine.is_managed() {
-            return self.reach(&all);
-        }
+        if all.is_empty() { Err(self.not_reached(&all)) } else { Ok(all) }
+    }
+
+    /// Returns the way to the first of these addresses that a software device reaches.
+    fn way(&self, all: &[SocketAddr]) -> Result<Way, Error> {
         if let Some(mut own) = all.iter().copied().find(|address| self.is_own(address.ip())) {
             match own.ip() {
                 IpAddr::V4(ip) if ip.is_unspecified() => own.set_ip(Ipv4Addr::LOCALHOST.into()),
                 IpAddr::V6(ip) if ip.is_unspecified() => own.set_ip(Ipv6Addr::LOCALHOST.into()),
                 _ => {}
             }
-            return Ok(Resolved::new(&self.engine, own, None));
+            return Ok(Way { to: own, source: None, chosen: None });
         }
         let reached =
             all.iter().find_map(|address| Some((address, self.engine.source_to(address.ip())?)));
         match reached {
-            Some((&address, source)) => Ok(Resolved::new(&self.engine, address, Some(source))),
-            None => Err(self.not_reached(&all)),
+            Some((&to, source)) => Ok(Way { to, source: Some(source), chosen: None }),
+            None => Err(self.not_reached(all)),
         }
-    }
-
-    /// Resolves the first of these addresses that the device reaches through the kernel's rdma_cm.
-    fn reach(&self, all: &[SocketAddr]) -> Result<Resolved, Error> {
-        let (mut error, deadline) = (None, Instant::now() + RESOLVED_WITHIN);
-        for &address in all {
-            match self.engine.reach(PortSpace::Tcp, address, deadline) {
-                Ok(reached) => return Ok(Resolved::reached(&self.engine, reached)),
-                Err(failed) => error = error.or(Some(failed)),
-            }
-        }
-        Err(error.unwrap_or_else(|| self.not_reached(all)))
     }
 
     /// Returns the next event. Waits for at most `limit`, or without a limit. Returns `None` if no event arrives

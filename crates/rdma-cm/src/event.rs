@@ -33,6 +33,10 @@ pub struct Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EventKind {
+    /// An address was resolved, or could not be (`RDMA_CM_EVENT_ADDR_RESOLVED`, `RDMA_CM_EVENT_ROUTE_RESOLVED`,
+    /// `RDMA_CM_EVENT_ADDR_ERROR`, `RDMA_CM_EVENT_ROUTE_ERROR`). Pass the event to
+    /// [`Resolving::advance`](crate::Resolving::advance).
+    Resolved,
     /// A peer requests a connection to a listener (`RDMA_CM_EVENT_CONNECT_REQUEST`). Pass the event to
     /// [`Listener::request`](crate::Listener::request).
     ConnectRequest,
@@ -71,6 +75,7 @@ impl Event {
             Happening::Replied(_) | Happening::Answered(_) => EventKind::ConnectResponse,
             Happening::Established { .. } => EventKind::Established,
             Happening::Joined(_) => EventKind::Joined,
+            Happening::Resolved(_) => EventKind::Resolved,
             Happening::Ended(_) => EventKind::Ended,
         }
     }
@@ -87,7 +92,7 @@ impl Event {
             | Happening::Ended(
                 End::Rejected { private_data, .. } | End::Disconnected { private_data },
             ) => private_data,
-            Happening::Joined(_) | Happening::Ended(_) => &[],
+            Happening::Joined(_) | Happening::Resolved(_) | Happening::Ended(_) => &[],
         }
     }
 

@@ -1,10 +1,11 @@
 //! The contents of events.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
+use rdma_mem::Gid;
 use rdma_qp::QueuePairEndpoint;
 
-use crate::error::End;
+use crate::error::{End, Error};
 use crate::group::Group;
 use crate::parameters::{Answered, Parameters, Route};
 
@@ -16,6 +17,7 @@ pub(crate) enum Happening {
     Queried(Box<Queried>),
     Answered(Box<Answered>),
     Joined(Box<Group>),
+    Resolved(Box<Result<Way, Error>>),
     Ended(End),
 }
 
@@ -33,6 +35,16 @@ impl Happening {
     pub(crate) fn is_request_of(&self, peer: u64) -> bool {
         self.requester() == Some(peer)
     }
+}
+
+/// The way to an address that was resolved.
+#[derive(Clone, Copy)]
+pub(crate) struct Way {
+    pub(crate) to: SocketAddr,
+    /// The local address, if a software device reaches the address on another host.
+    pub(crate) source: Option<Gid>,
+    /// The source address from which the device reaches it, if the kernel does not choose this one.
+    pub(crate) chosen: Option<IpAddr>,
 }
 
 /// A REQ that a listener received.

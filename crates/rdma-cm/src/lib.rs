@@ -7,7 +7,7 @@
 //! | step | active end | passive end |
 //! |---|---|---|
 //! | open a device's channel | [`EventChannel::open`] | [`EventChannel::open`] |
-//! | name the port | [`EventChannel::resolve`] gives [`Resolved`] | [`Listener::bind`] |
+//! | name the port | [`EventChannel::resolve`] gives [`Resolved`], and [`EventChannel::start_resolving`] a [`Resolving`] | [`Listener::bind`] |
 //! | request | [`Resolved::connect`] gives [`Connecting`] | [`Listener::incoming`] gives [`ConnectionRequest`] |
 //! | accept | | [`ConnectionRequest::prepare`] gives [`Accepting`], [`Accepting::accept`] gives [`Accepted`] |
 //! | reject | | [`ConnectionRequest::reject`] |
@@ -145,7 +145,7 @@ mod parameters;
 mod step;
 pub mod unmanaged;
 
-pub use active::{Connecting, Replied, Resolved};
+pub use active::{Connecting, Replied, Resolved, Resolving};
 pub use channel::EventChannel;
 pub use connection::{Connection, ConnectionId, Disconnecting, Ended};
 pub use error::{End, Error, Phase};

@@ -56,6 +56,7 @@ pub use crate::parameters::{Answered, Parameters, QKEY, Route};
 
 use crate::active::Resolved;
 use crate::channel::EventChannel;
+use crate::engine::groups::group_of;
 use crate::engine::path::{Ends, Request, gid_of, ip_of};
 use crate::engine::{Handle, Reserved, managed};
 use crate::error::{End, Error, check_private_data};
@@ -334,7 +335,9 @@ pub fn group(
     source: Option<IpAddr>,
 ) -> Result<Group, Error> {
     channel.engine().check_unmanaged()?;
-    Group::of(channel.engine(), group, source)
+    let engine = channel.engine();
+    let listens = |ip| engine.source_to(ip) == Some(gid_of(ip));
+    group_of(channel.context(), group, source, listens)
 }
 
 /// Joins the multicast group of an IP address: [`Event::Joined`] follows, or [`Event::Ended`]. The process leaves the group
@@ -376,7 +379,7 @@ pub fn join(channel: &EventChannel, group: IpAddr) -> Result<Id, Error> {
         return Ok(Id(engine.join_managed(group)?));
     }
     let joined = self::group(channel, SocketAddr::new(group, 0), None)?;
-    Ok(Id(engine.join(joined)?))
+    Ok(Id(engine.announce(Happening::Joined(Box::new(joined)))?))
 }
 
 /// Returns what an event contains, and the listener or connection that it is for.
@@ -402,7 +405,9 @@ pub fn event(event: event::Event) -> (IdToken, Event) {
         (Happening::Answered(answered), _) => Event::Answered(*answered),
         (Happening::Joined(group), _) => Event::Joined(*group),
         (Happening::Ended(end), _) => Event::Ended(end),
-        (Happening::Requested(_) | Happening::Queried(_), None) => Event::Ended(End::PeerGone),
+        (Happening::Requested(_) | Happening::Queried(_), None) | (Happening::Resolved(_), _) => {
+            Event::Ended(End::PeerGone)
+        }
     };
     (id, event)
 }

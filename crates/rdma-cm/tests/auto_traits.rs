@@ -4,7 +4,7 @@ use rdma_cm::unmanaged::{self, Answered, Group, Id, Parameters, Port, Route};
 use rdma_cm::{
     Accepted, Accepting, BindOptions, Connecting, Connection, ConnectionId, ConnectionRequest,
     Disconnecting, End, Ended, Error, Event, EventChannel, EventKind, IdToken, Listener, Phase,
-    Replied, Resolved, Step,
+    Replied, Resolved, Resolving, Step,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -29,6 +29,7 @@ fn channels_and_connections_go_to_any_thread() {
     send_sync::<Accepting>();
     send_sync::<Accepted>();
     send_sync::<Resolved>();
+    send_sync::<Resolving>();
     send_sync::<Connecting>();
     send_sync::<Replied>();
     send_sync::<Connection>();

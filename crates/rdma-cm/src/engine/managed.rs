@@ -1,20 +1,22 @@
 //! Connections through the kernel's rdma_cm, with the system's librdmacm.
 
+mod candidates;
 mod entry;
 mod library;
+mod resolution;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdma_mem::{GidType, Mtu};
 use rdma_proto::cm::wire::{Reason, Rejection, Resolution, SidrStatus};
 use rdma_proto::cm::{Address, PortSpace};
 use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairEndpoint};
-use rdma_sys::{Errno, interface_addresses};
+use rdma_sys::Errno;
 use rdma_types::{AckTimeout, Gid, Lid, Psn, Qpn};
 
 pub(crate) use self::entry::Request;
@@ -22,11 +24,11 @@ pub(crate) use self::entry::Request;
 use self::entry::{Entry, JOIN, Stage, check_type, endpoint_of, parameters_of};
 use self::library::{Channel, Id, RESOLVE_MS, Received, end_of_path, system_error};
 use super::files::Watch;
-use super::path::{addresses, connect, ip_of};
+use super::groups::source_to;
+use super::path::{addresses, connect, ip_of, is_of_interface};
 use super::{Engine, Handle, NEXT, State};
 use crate::error::{End, Error};
-use crate::group::source_to;
-use crate::happening::{Happening, Queried, Requested};
+use crate::happening::{Happening, Queried, Requested, Way};
 use crate::options::BindOptions;
 use crate::parameters::{NO_ANSWER, Parameters, QKEY, Route};
 
@@ -35,8 +37,6 @@ const EVENTS: u32 = 64;
 /// The time for resolving a name's addresses and their routes.
 pub(crate) const RESOLVED_WITHIN: Duration =
     Duration::from_millis(3 * RESOLVE_MS.unsigned_abs() as u64);
-/// The source addresses of a device that are tried for one destination.
-const SOURCES: usize = 16;
 /// The maximum number of a listener's connections that are not established.
 const HALF_OPEN: usize = 128;
 
@@ -44,19 +44,14 @@ const HALF_OPEN: usize = 128;
 pub(super) struct Managed {
     // The IDs are destroyed before the channel.
     entries: BTreeMap<u64, Entry>,
+    /// The results of resolutions, until the calls that wait for them have returned.
+    reached: BTreeMap<u64, Result<Way, Error>>,
     channel: Channel,
-}
-
-/// An address to which the kernel has found the route, from this source address or from any.
-pub(crate) struct Reached {
-    pub(crate) handle: Handle,
-    pub(crate) source: Option<IpAddr>,
-    pub(crate) to: SocketAddr,
 }
 
 impl Managed {
     pub(super) fn open() -> Result<Self, Error> {
-        Ok(Self { entries: BTreeMap::new(), channel: Channel::open()? })
+        Ok(Self { entries: BTreeMap::new(), reached: BTreeMap::new(), channel: Channel::open()? })
     }
 
     /// Returns the file that is readable when events have arrived.
@@ -66,10 +61,8 @@ impl Managed {
 
     /// Adds an ID. Its token is new.
     fn add(&mut self, id: Id, stage: Stage) -> &mut Entry {
-        let (request, group, bound, listener, peer) = (None, None, None, None, None);
-        let (token, watch) = (id.token(), Watch::default());
-        let entry = || Entry { id, stage, request, group, bound, listener, peer, watch };
-        self.entries.entry(token).or_insert_with(entry)
+        let entry = Entry::new(id, stage);
+        self.entries.entry(entry.id.token()).or_insert(entry)
     }
 
     /// Returns true if a listener has as many connections that are not established as it can have.
@@ -86,12 +79,6 @@ impl Managed {
         let entry = self.entries.get_mut(&token)?;
         Some((&mut entry.watch, entry.stage == Stage::Over))
     }
-}
-
-/// Returns true if an address belongs to an interface of this host.
-pub(crate) fn is_of_interface(ip: IpAddr) -> bool {
-    let all = interface_addresses().unwrap_or_default();
-    all.iter().any(|entry| entry.address.is_some_and(|own| own.ip() == ip))
 }
 
 /// Returns the error of an address at which the kernel does not listen.
@@ -208,74 +195,11 @@ impl Engine {
         Ok(handle)
     }
 
-    /// Resolves an address and the route to it. Waits for the kernel, at most until `deadline`.
-    pub(crate) fn reach(
-        self: &Arc<Self>,
-        space: PortSpace,
-        to: SocketAddr,
-        deadline: Instant,
-    ) -> Result<Reached, Error> {
-        self.check_process()?;
-        let first = match self.reach_from(space, None, to, deadline) {
-            Ok(handle) => return Ok(Reached { handle, source: None, to }),
-            Err(error) => error,
-        };
-        // The kernel's rdma_cm does not connect over the loopback interface.
-        let is_loopback = to.ip().is_loopback() || to.ip().is_unspecified();
-        if !is_loopback && !matches!(first, Error::OtherDevice { .. }) {
-            return Err(first);
-        }
-        // The kernel may prefer another device, unless the source is an address of this one.
-        let table = self.context().gid_table()?;
-        let ips: BTreeSet<_> = table.iter().map(|entry| ip_of(entry.gid)).collect();
-        for ip in ips.into_iter().filter(|ip| ip.is_ipv4() == to.is_ipv4()).take(SOURCES) {
-            let to = if is_loopback { SocketAddr::new(ip, to.port()) } else { to };
-            if let Ok(handle) = self.reach_from(space, Some(ip), to, deadline) {
-                return Ok(Reached { handle, source: Some(ip), to });
-            }
-        }
-        Err(first)
-    }
-
-    fn reach_from(
-        self: &Arc<Self>,
-        space: PortSpace,
-        source: Option<IpAddr>,
-        to: SocketAddr,
-        deadline: Instant,
-    ) -> Result<Handle, Error> {
-        let device = || self.context().device().name().to_owned();
-        let unreached = |errno| match errno {
-            Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::EIO => {
-                Error::System { tried: "resolve the address", source: system_error(errno) }
-            }
-            _ => Error::NoRoute { address: to.ip(), device: device() },
-        };
-        let resolve = |entry: &mut Entry| entry.id.resolve_address(source, to);
-        let begun = self.begin(space, Stage::Resolving, resolve);
-        let handle = begun.map_err(unreached)?;
-        let limit = deadline.saturating_duration_since(Instant::now());
-        let resolved = self.wait_for(Some(limit), |state| {
-            let entry = state.managed.as_ref()?.entries.get(&handle.token)?;
-            match entry.stage {
-                Stage::Resolved => Some(Ok(())),
-                Stage::Resolving => None,
-                _ => Some(Err(entry.id.check_device(self.context()).err())),
-            }
-        });
-        match resolved? {
-            Some(Ok(())) => Ok(handle),
-            Some(Err(Some(found))) => {
-                Err(Error::OtherDevice { address: to.ip(), device: device(), found })
-            }
-            _ => Err(unreached(Errno::EHOSTUNREACH)),
-        }
-    }
-
     /// Returns the route to a datagram service. Waits for the kernel, for at most 30 s.
     pub(crate) fn route_managed(self: &Arc<Self>, to: SocketAddr) -> Result<Route, Error> {
-        let reached = self.reach(PortSpace::Udp, to, Instant::now() + RESOLVED_WITHIN)?;
-        self.manage(reached.handle.token, "read the route", |entry| {
+        let handle = self.reach(PortSpace::Udp, &[to], true)?;
+        handle.reached(RESOLVED_WITHIN)?;
+        self.manage(handle.token, "read the route", |entry| {
             self.route_of(&entry.id).ok_or(Errno::EIO)
         })
     }
@@ -363,7 +287,7 @@ impl Engine {
         if !group.is_multicast() {
             return Err(Error::NotGroup { address: group });
         }
-        let source = source_to(self, group)?;
+        let source = source_to(self.context(), group)?;
         let to = SocketAddr::new(group, 0);
         let begun = self.begin(PortSpace::Udp, Stage::Resolving, |entry| {
             entry.group = Some(to);
@@ -401,8 +325,10 @@ impl Engine {
                 continue;
             }
             let Some(entry) = managed.entries.get_mut(&token) else { continue };
+            let status = received.status;
             let happening = entry.handle(self.context(), received);
             self.add_managed(state, token, happening);
+            self.resolved(state, token, status);
         }
     }
 
@@ -500,6 +426,7 @@ impl Engine {
         if let Some(managed) = &mut state.managed {
             for token in requests.into_iter().chain([token]) {
                 managed.entries.remove(&token);
+                managed.reached.remove(&token);
             }
         }
     }

@@ -5,6 +5,7 @@
 
 mod files;
 mod gateway;
+pub(crate) mod groups;
 mod hub;
 mod line;
 mod listening;
@@ -40,7 +41,6 @@ use self::path::Request;
 use self::peer::{Peer, Port};
 use self::state::State;
 use crate::error::{End, Error};
-use crate::group::Group;
 use crate::happening::Happening;
 use crate::options::BindOptions;
 
@@ -225,12 +225,12 @@ impl Engine {
         Ok(self.handle(token))
     }
 
-    /// Queues the event of a group that needs no protocol.
-    pub(crate) fn join(self: &Arc<Self>, group: Group) -> Result<Handle, Error> {
+    /// Queues an event that needs no protocol, for a new ID.
+    pub(crate) fn announce(self: &Arc<Self>, event: Happening) -> Result<Handle, Error> {
         self.check_process()?;
         let token = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut state = self.locked();
-        state.events.push_back((token, Happening::Joined(Box::new(group))));
+        state.events.push_back((token, event));
         self.finish(&mut state, token);
         drop(state);
         Ok(self.handle(token))

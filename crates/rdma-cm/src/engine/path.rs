@@ -9,6 +9,7 @@ use rdma_proto::cm::{
     Address, CommId, Error as Refusal, IpCmHeader, Manager, PortSpace, ServiceId, Transmit,
 };
 use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairEndpoint, QueuePairType};
+use rdma_sys::interface_addresses;
 use rdma_types::{AckTimeout, Lid, Pkey};
 
 use crate::error::Error;
@@ -37,6 +38,12 @@ pub(crate) fn gid_of(ip: IpAddr) -> Gid {
 /// Returns the IP address of a GID; the inverse of [`gid_of`].
 pub(crate) fn ip_of(gid: Gid) -> IpAddr {
     gid.to_ipv4().map_or_else(|| Ipv6Addr::from(gid.to_bytes()).into(), IpAddr::V4)
+}
+
+/// Returns true if an address belongs to an interface of this host.
+pub(crate) fn is_of_interface(ip: IpAddr) -> bool {
+    let all = interface_addresses().unwrap_or_default();
+    all.iter().any(|entry| entry.address.is_some_and(|own| own.ip() == ip))
 }
 
 /// Returns the addresses of a device's ports. The peers of the same device have the same ones.

@@ -7,7 +7,9 @@ use std::time::Duration;
 use rdma_cm::{End, Error, EventKind, Step};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::common::{LIMIT, Node, connect, disconnected, messages_pass, open, system_device};
+use crate::common::{
+    LIMIT, Node, address, connect, disconnected, messages_pass, open, system_device,
+};
 
 fn messages_pass_on(device: &str) {
     let context = open(device);
@@ -24,6 +26,75 @@ fn messages_pass_on_ethernet() {
 #[test]
 fn messages_pass_on_infiniband() {
     messages_pass_on("softib0");
+}
+
+#[test]
+fn addresses_are_resolved_by_events() {
+    let node = Node::new(&open("soft0"));
+    let listener = node.listen();
+    let start = || node.channel.start_resolving(listener.local_address()).unwrap();
+    let mut waiting = vec![start(), start(), start()];
+    // One that is dropped has no event.
+    drop(start());
+    let mut connecting = Vec::new();
+    while !waiting.is_empty() {
+        let event = node.channel.next(Some(LIMIT)).unwrap().unwrap();
+        assert_eq!(event.kind(), EventKind::Resolved);
+        let mut event = Some(event);
+        let mut others = Vec::new();
+        for resolving in waiting {
+            let Some(passed) = event.take() else {
+                others.push(resolving);
+                continue;
+            };
+            match resolving.advance(passed) {
+                Step::Next(resolved) => {
+                    connecting.push(resolved.connect(node.queue_pair(), b"").unwrap());
+                }
+                Step::Same(resolving, passed) => {
+                    others.push(resolving);
+                    event = Some(passed);
+                }
+                failed => panic!("{failed:?}"),
+            }
+        }
+        assert!(event.is_none(), "it belongs to one of them");
+        waiting = others;
+        // The other events that arrive are those of the connections.
+        connecting.drain(..).for_each(|connecting| {
+            listener.incoming(LIMIT).unwrap().reject(b"").unwrap();
+            assert!(matches!(connecting.wait(LIMIT), Err(Error::Ended(End::Rejected { .. }))));
+        });
+    }
+    let none = node.channel.next(Some(Duration::ZERO)).unwrap();
+    assert!(none.is_none(), "{none:?}");
+}
+
+#[test]
+fn a_thread_that_waits_for_events_receives_no_result_of_another_call() {
+    let node = Node::new(&open("soft0"));
+    let channel = node.channel.clone();
+    let waiting = thread::spawn(move || channel.next(Some(LIMIT)));
+    for _ in 0..20 {
+        node.channel.resolve((address(), 9)).unwrap();
+    }
+    node.channel.close();
+    let received = waiting.join().unwrap();
+    assert!(matches!(received, Err(Error::Closed)), "{received:?}");
+}
+
+#[test]
+fn the_file_of_a_resolution_is_readable_once_it_has_an_event() {
+    let node = Node::new(&open("soft0"));
+    let resolving = node.channel.start_resolving((address(), 9)).unwrap();
+    let file = resolving.file().unwrap();
+    let mut polled = [PollFd::new(&file, PollFlags::IN)];
+    let (mut event, id) = (None, resolving.id());
+    while event.is_none() {
+        assert_eq!(poll(&mut polled, None).unwrap(), 1);
+        event = node.channel.next_of(|of| of == id, Some(Duration::ZERO)).unwrap();
+    }
+    assert!(matches!(resolving.advance(event.unwrap()), Step::Next(_)));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use rdma_cm::unmanaged::{self, Event, Parameters, PortSpace, SidrStatus};
-use rdma_cm::{BindOptions, Connecting, End, Error, EventChannel, Listener, Reason};
+use rdma_cm::{BindOptions, Connecting, End, Error, EventChannel, Listener, Reason, Step};
 use rdma_mem::Context;
 use rdma_qp::{QueuePairType, prelude::*};
 use rdma_types::{Lid, MaxAckRetries, MaxRnrRetries, Psn, Qpn};
@@ -57,7 +57,7 @@ fn in_child(test: &str, work: impl FnOnce()) {
 #[test]
 fn connections_are_established_used_and_ended() {
     // This librdmacm binds 127.0.0.1 to its first device.
-    pass("connecting", &["on_infiniband"], 9);
+    pass("connecting", &["on_infiniband"], 12);
 }
 
 #[test]
@@ -248,8 +248,15 @@ fn errors_name_the_device_and_the_address() {
         let error = Listener::bind(&node.channel, "192.0.2.1:0").unwrap_err();
         assert!(matches!(error, Error::NotOwn { .. }), "{error}");
 
+        let resolving = node.channel.start_resolving("192.0.2.1:7471").unwrap();
+        let event = node.channel.next(Some(LIMIT)).unwrap().unwrap();
+        let Step::Failed(error) = resolving.advance(event) else { panic!() };
+        assert!(matches!(error, Error::NoRoute { .. }), "{error}");
+
         // This librdmacm binds 127.0.0.1 to its first device.
         let other = EventChannel::open(&open("softib0")).unwrap();
+        let error = other.resolve("127.0.0.1:7471").unwrap_err();
+        assert!(matches!(error, Error::OtherDevice { .. }), "{error}");
         let error = Listener::bind(&other, "127.0.0.1:0").unwrap_err();
         assert!(
             error.to_string().starts_with("127.0.0.1 leads through `soft0`, not through `softib0`"),

@@ -11,6 +11,7 @@ use rdma_sys::Errno;
 use rdma_sys::cm::{option, rdma_cm_event_type as Kind, rdma_conn_param};
 use rdma_types::{AckTimeout, Lid, Psn, Qpn};
 
+use super::candidates::Candidates;
 use super::library::{Datagram, Id, Received, gid_of_path};
 use crate::engine::files::Watch;
 use crate::error::{End, Error, Phase};
@@ -27,6 +28,8 @@ pub(super) struct Entry {
     pub(super) stage: Stage,
     /// The REQ, until it is sent.
     pub(super) request: Option<Request>,
+    /// The addresses that are tried, until one is resolved.
+    pub(super) candidates: Option<Candidates>,
     /// The multicast group that is joined.
     pub(super) group: Option<SocketAddr>,
     /// The address of a listener.
@@ -156,6 +159,20 @@ const fn reaction(event: Kind, stage: Stage, has_request: bool) -> Reaction {
 }
 
 impl Entry {
+    pub(super) fn new(id: Id, stage: Stage) -> Self {
+        Self {
+            id,
+            stage,
+            request: None,
+            candidates: None,
+            group: None,
+            bound: None,
+            listener: None,
+            peer: None,
+            watch: Watch::default(),
+        }
+    }
+
     /// Processes an event, and returns the one for the program.
     pub(super) fn handle(&mut self, context: &Context, received: Received) -> Option<Happening> {
         let Received { event, status, parameters, datagram, private_data, .. } = received;

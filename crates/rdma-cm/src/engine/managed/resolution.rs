@@ -1,0 +1,142 @@
+//! The resolution of addresses and of the routes to them by the kernel, without waiting.
+
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rdma_proto::cm::PortSpace;
+use rdma_sys::Errno;
+
+use super::candidates::Candidates;
+use super::entry::Stage;
+use super::library::system_error;
+use crate::engine::path::ip_of;
+use crate::engine::{Engine, Handle, NEXT, State};
+use crate::error::{End, Error, Phase};
+use crate::happening::{Happening, Way};
+
+impl Engine {
+    /// Begins to resolve the first of these addresses that the device reaches, and the route to it. An event follows, or
+    /// [`Handle::reached`] returns the result.
+    pub(crate) fn reach(
+        self: &Arc<Self>,
+        space: PortSpace,
+        all: &[SocketAddr],
+        is_awaited: bool,
+    ) -> Result<Handle, Error> {
+        self.check_process()?;
+        let table = self.context().gid_table()?;
+        let own = table.iter().map(|entry| ip_of(entry.gid)).collect();
+        let token = NEXT.fetch_add(1, Ordering::Relaxed);
+        let handle = self.handle(token);
+        let waiting = all.iter().map(|&to| (None, to)).collect();
+        let mut state = self.locked();
+        let candidates = Candidates { space, waiting, own, failed: None, is_awaited };
+        self.try_next(&mut state, token, candidates);
+        self.finish(&mut state, token);
+        drop(state);
+        Ok(handle)
+    }
+
+    /// Begins to resolve the next address, with another ID. If there is none, queues the event with the reason that the first
+    /// one failed.
+    fn try_next(&self, state: &mut State, token: u64, mut candidates: Candidates) {
+        let Some(managed) = &mut state.managed else { return };
+        let watch = managed.entries.remove(&token).map(|entry| entry.watch);
+        while let Some(&(source, to)) = candidates.waiting.front() {
+            let begun = managed.channel.create_id(token, candidates.space).and_then(|id| {
+                id.resolve_address(source, to)?;
+                Ok(id)
+            });
+            match begun {
+                Ok(id) => {
+                    let entry = managed.add(id, Stage::Resolving);
+                    entry.watch = watch.unwrap_or_default();
+                    entry.candidates = Some(candidates);
+                    return;
+                }
+                Err(errno) => {
+                    let error = self.unreached(to, errno);
+                    candidates.fail(error, false);
+                }
+            }
+        }
+        if let Some(watch) = &watch {
+            watch.ring();
+        }
+        let error = candidates.failed.unwrap_or(Error::Closed);
+        self.report(state, token, Err(error), candidates.is_awaited);
+    }
+
+    fn report(&self, state: &mut State, token: u64, result: Result<Way, Error>, is_awaited: bool) {
+        match &mut state.managed {
+            Some(managed) if is_awaited => _ = managed.reached.insert(token, result),
+            _ => {
+                let event = Happening::Resolved(Box::new(result));
+                self.add_managed(state, token, Some(event));
+            }
+        }
+    }
+
+    /// Returns the error of an address that the kernel does not reach.
+    fn unreached(&self, to: SocketAddr, errno: Errno) -> Error {
+        match errno {
+            Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::EIO => {
+                Error::System { tried: "resolve the address", source: system_error(errno) }
+            }
+            Errno::ETIMEDOUT => End::Unanswered { phase: Phase::Resolve }.into(),
+            _ => {
+                let device = self.context().device().name().to_owned();
+                Error::NoRoute { address: to.ip(), device }
+            }
+        }
+    }
+
+    /// Continues a resolution after an event: with the next address, or with the event for the program.
+    pub(super) fn resolved(&self, state: &mut State, token: u64, status: c_int) {
+        let Some(managed) = &mut state.managed else { return };
+        let Some(entry) = managed.entries.get_mut(&token) else { return };
+        if !matches!(entry.stage, Stage::Resolved | Stage::Unresolved) {
+            return;
+        }
+        let Some(mut candidates) = entry.candidates.take() else { return };
+        let Some(&(chosen, to)) = candidates.waiting.front() else { return };
+        if entry.stage == Stage::Resolved {
+            let way = Way { to, source: None, chosen };
+            return self.report(state, token, Ok(way), candidates.is_awaited);
+        }
+        let found = entry.id.check_device(self.context()).err();
+        let is_other = found.is_some();
+        let error = match found {
+            Some(found) => {
+                let device = self.context().device().name().to_owned();
+                Error::OtherDevice { address: to.ip(), device, found }
+            }
+            None => self.unreached(to, Errno::from_raw(status.saturating_abs())),
+        };
+        candidates.fail(error, is_other);
+        self.try_next(state, token, candidates);
+    }
+}
+
+impl Handle {
+    /// Waits until the address is resolved, for at most `limit`. No other thread receives the result.
+    pub(crate) fn reached(&self, limit: Duration) -> Result<Way, Error> {
+        let reached = self
+            .engine
+            .wait_for(Some(limit), |state| state.managed.as_mut()?.reached.remove(&self.token));
+        reached?.unwrap_or_else(|| Err(End::Unanswered { phase: Phase::Resolve }.into()))
+    }
+
+    /// Waits for the event of a resolution, for at most `limit`.
+    pub(crate) fn way(&self, limit: Duration) -> Result<Way, Error> {
+        match self.engine.next(|token| token == self.token, Some(limit))? {
+            Some((_, Happening::Resolved(result))) => *result,
+            Some((_, Happening::Ended(end))) => Err(end.into()),
+            Some(_) => Err(End::PeerGone.into()),
+            None => Err(End::Unanswered { phase: Phase::Resolve }.into()),
+        }
+    }
+}
