@@ -36,7 +36,11 @@ pub(crate) struct Args {
 /// Returns an error if the library cannot be built, or the packages cannot be obtained.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     if args.obtain {
-        return installation::obtain().map(|_| true);
+        let (home, _) = installation::obtain()?;
+        for suite in Suite::QUICK {
+            installation::obtain_for(&home.join(suite.names().0), &suite.needs())?;
+        }
+        return Ok(true);
     }
     let suites = match (&args.suites[..], args.full) {
         ([], false) => Suite::QUICK,

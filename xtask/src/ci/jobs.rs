@@ -311,7 +311,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "stress",
-        about: "failures in long tests: stress for two minutes, a process stopped for half a minute, processes that end, 64 tasks that lend to another process, a million messages between two processes, 10,000 idle streams, and deaths of ranks at each step of each collective",
+        about: "failures in long tests: stress for two minutes, a process stopped for half a minute, processes that end, killed peers of rdma_cm on other hosts, 64 tasks that lend to another process, a million messages between two processes, 10,000 idle streams, and deaths of ranks at each step of each collective",
         tier: Tier::Full,
         minutes: 12.0,
         needs: &[],
@@ -343,9 +343,9 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "foreign",
-        about: "failures of other projects' programs and tests (pyverbs, perftest, UCX) with the drop-in library",
+        about: "failures of other projects' programs and tests (pyverbs, perftest, UCX, libfabric, fio) with the drop-in library",
         tier: Tier::Both,
-        minutes: 2.2,
+        minutes: 2.6,
         needs: &[
             Need::Tool("apt-get", "it gets the packages with the programs"),
             Need::Tool("cc", "apt-get install gcc libc6-dev"),

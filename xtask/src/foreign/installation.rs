@@ -64,10 +64,7 @@ impl Installation {
     pub(super) fn with(&self, suite: &str, needs: &Needs) -> Result<Self> {
         let mut all = self.clone();
         all.home = self.home.join(suite);
-        fs::create_dir_all(&all.home)?;
-        if !needs.packages.is_empty() {
-            all.trees.push(Tree::of_packages(&all.home, needs.packages)?);
-        }
+        all.trees.extend(obtain_for(&all.home, needs)?);
         if !needs.wheels.is_empty() {
             let pip = Tree::of_packages(&self.home.join("pip"), PIP)?;
             all.wheels = Some(packages::wheels(&all.home, needs.wheels, &pip)?);
@@ -210,6 +207,18 @@ pub(super) fn obtain() -> Result<(PathBuf, Tree)> {
     fs::create_dir_all(&home)?;
     let tree = Tree::of_packages(&home, PACKAGES)?;
     Ok((home, tree))
+}
+
+/// Returns the packages of a suite in its folder, if it needs any.
+///
+/// # Errors
+/// Returns an error if the packages cannot be downloaded.
+pub(super) fn obtain_for(home: &Path, needs: &Needs) -> Result<Option<Tree>> {
+    fs::create_dir_all(home)?;
+    if needs.packages.is_empty() {
+        return Ok(None);
+    }
+    Tree::of_packages(home, needs.packages).map(Some)
 }
 
 /// Returns the path of one of our programs.

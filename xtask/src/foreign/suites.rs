@@ -57,8 +57,15 @@ pub(super) enum Suite {
 }
 
 impl Suite {
-    pub(super) const QUICK: &[Self] =
-        &[Self::Pyverbs, Self::Pingpong, Self::Perftest, Self::Ucx, Self::Exits, Self::Rdmacm];
+    pub(super) const QUICK: &[Self] = &[
+        Self::Pyverbs,
+        Self::Pingpong,
+        Self::Perftest,
+        Self::Ucx,
+        Self::Exits,
+        Self::Rdmacm,
+        Self::Applications,
+    ];
 
     /// Returns the name in the report, and the package whose version is reported.
     pub(super) fn names(self) -> (&'static str, &'static str) {
