@@ -1,24 +1,31 @@
 //! Two processes that share only a host name and a port, and processes that exit between any two messages.
 
 use std::io::{BufRead, BufReader, Read};
+use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
-use std::{env, io, process};
+use std::time::Duration;
+use std::{env, io, process, thread};
 
-use rdma_cm::{Accepting, Connection, End, Error, Listener};
+use rdma_cm::{Accepting, Connection, End, Error, Listener, Phase};
 use test_support::program::this_program;
 use test_support::rig::until;
 
 use crate::common::{LIMIT, Node, open};
+use crate::other_hosts::Host;
 
 /// The environment variable that makes a process the other end, with the stage at which it exits.
 const STAGE: &str = "RDMA_TEST_CM_STAGE";
 /// The environment variable with the address to which the other end connects.
 const ADDRESS: &str = "RDMA_TEST_CM_ADDRESS";
+/// The environment variable with the address at which the other end's device listens, like that of another host.
+const LISTEN: &str = "RDMA_SOFT_LISTEN";
+/// A limit beyond the protocol's limit of 70 s.
+const BEYOND: Duration = Duration::from_secs(300);
 
 /// Returns the command for the other end, which runs the same test.
 fn other_end(test: &str, stage: &str) -> Command {
     let mut program = this_program();
-    program.args([&format!("processes::{test}"), "--exact", "--nocapture"]);
+    program.args([&format!("processes::{test}"), "--exact", "--nocapture", "--include-ignored"]);
     program.env(STAGE, stage).stdin(Stdio::piped()).stdout(Stdio::piped());
     program
 }
@@ -44,7 +51,8 @@ fn end(mut other: Child) {
 /// Listens, and serves one client until the last stage.
 fn serve(last: &str) {
     let mut node = Node::new(&open("soft0"));
-    let listener = Listener::bind(&node.channel, "localhost:0").unwrap();
+    let host = env::var(LISTEN).unwrap_or_else(|_| "localhost".to_owned());
+    let listener = Listener::bind(&node.channel, format!("{host}:0")).unwrap();
     println!("\nport {}", listener.local_address().port());
     exit_at(last, "listening");
     let request = listener.incoming(LIMIT).unwrap();
@@ -63,7 +71,11 @@ fn serve(last: &str) {
 
 /// Starts a process that serves, and returns it with its port.
 fn start_server(test: &str, stage: &str) -> (Child, u16) {
-    let mut server = other_end(test, stage).spawn().unwrap();
+    started(&mut other_end(test, stage))
+}
+
+fn started(server: &mut Command) -> (Child, u16) {
+    let mut server = server.spawn().unwrap();
     let lines = BufReader::new(server.stdout.as_mut().unwrap()).lines();
     let port =
         lines.map_while(Result::ok).find_map(|line| line.strip_prefix("port ")?.parse().ok());
@@ -165,4 +177,77 @@ fn a_client_that_exits_ends_its_connection() {
     end(client);
     let expected = End::Disconnected { private_data: Vec::new() };
     assert_eq!(connection.wait(LIMIT).unwrap(), expected);
+}
+
+/// Returns an address of the loopback interface for the device of another process. The devices of [`Host`] have lower ones.
+fn address_of_other(number: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits(0x7f00_0000 | (process::id() & 0xffff) << 7 | (120 + number))
+}
+
+/// Ends a process that cannot notify its peer.
+fn kill(mut other: Child) {
+    other.kill().unwrap();
+    other.wait().unwrap();
+}
+
+/// A server on another host is killed before it answers.
+fn a_client_waits_for_a_killed_server(test: &str) {
+    let ip = address_of_other(0);
+    let (server, port) = started(other_end(test, "requested").env(LISTEN, ip.to_string()));
+    let client = Host::new().node();
+    let resolved = client.channel.resolve((ip, port)).unwrap();
+    let connecting = resolved.connect(client.queue_pair(), b"").unwrap();
+    kill(server);
+    let Err(Error::Ended(end)) = connecting.wait(BEYOND) else { panic!() };
+    assert_eq!(end, End::Unanswered { phase: Phase::Connect });
+}
+
+/// A client on another host is killed after its request was accepted.
+fn a_server_waits_for_a_killed_client(test: &str) {
+    let (host, ip) = (Host::new(), address_of_other(1));
+    let server = host.node();
+    let listener = host.listen(&server.channel);
+    let mut client = other_end(test, "replied");
+    client.env(LISTEN, ip.to_string()).env(ADDRESS, listener.local_address().to_string());
+    let client = client.spawn().unwrap();
+    let accepting = listener.incoming(LIMIT).unwrap().prepare(server.queue_pair()).unwrap();
+    let accepted = accepting.accept(b"").unwrap();
+    kill(client);
+    let Err(Error::Ended(end)) = accepted.wait(BEYOND) else { panic!() };
+    assert_eq!(end, End::Unanswered { phase: Phase::Accept });
+}
+
+/// A server on another host is killed after the connection was established.
+fn requests_to_a_killed_server_fail(test: &str) {
+    let ip = address_of_other(2);
+    let (server, port) = started(other_end(test, "established").env(LISTEN, ip.to_string()));
+    let mut client = Host::new().node();
+    let resolved = client.channel.resolve((ip, port)).unwrap();
+    let connecting = resolved.connect(client.queue_pair(), b"").unwrap();
+    let connection = connecting.wait(LIMIT).unwrap().establish().unwrap();
+    kill(server);
+    assert!(client.try_send(connection.queue_pair(), b"ping").is_err());
+    let ended = connection.disconnect(b"").unwrap().wait(BEYOND).unwrap();
+    assert_eq!(*ended.end(), End::Disconnected { private_data: Vec::new() });
+}
+
+#[test]
+#[ignore = "it waits for the protocol's limits of 70 s"]
+fn a_killed_process_on_another_host_is_noticed() {
+    if let Ok(stage) = env::var(STAGE) {
+        return match env::var(ADDRESS) {
+            Ok(address) => connect(&stage, &address),
+            Err(_) => serve(&stage),
+        };
+    }
+    let test = "a_killed_process_on_another_host_is_noticed";
+    thread::scope(|scope| {
+        for end in [
+            a_client_waits_for_a_killed_server,
+            a_server_waits_for_a_killed_client,
+            requests_to_a_killed_server_fail,
+        ] {
+            scope.spawn(move || end(test));
+        }
+    });
 }
