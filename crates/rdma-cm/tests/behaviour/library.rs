@@ -13,6 +13,7 @@ use rdma_cm::{BindOptions, Connecting, End, Error, EventChannel, Listener, Reaso
 use rdma_mem::Context;
 use rdma_qp::{QueuePairType, prelude::*};
 use rdma_types::{Lid, MaxAckRetries, MaxRnrRetries, Psn, Qpn};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use test_support::program::{dropin, in_own_process_with, is_emulated, this_program};
 use test_support::rig::until;
 
@@ -20,6 +21,7 @@ use crate::common::{LIMIT, Node, SYSTEM, address, open};
 use crate::groups::groups;
 use crate::options::connect_traffic_classes;
 use crate::other_hosts::Host;
+use crate::parts::{is_readable, process};
 use crate::unmanaged::queries;
 
 /// Makes a child use the drop-in libraries as the system's.
@@ -264,6 +266,27 @@ fn errors_name_the_device_and_the_address() {
             error.to_string().starts_with("127.0.0.1 leads through `soft0`, not through `softib0`"),
             "{error}"
         );
+    });
+}
+
+/// The file stays readable although another thread has received the events of all attempts.
+#[test]
+fn the_file_of_a_resolution_is_readable_after_its_last_failure() {
+    in_child("the_file_of_a_resolution_is_readable_after_its_last_failure", || {
+        // This librdmacm binds 127.0.0.1 to its first device.
+        let channel = EventChannel::open(&open("softib0")).unwrap();
+        let resolving = channel.start_resolving("127.0.0.1:7471").unwrap();
+        let file = resolving.file().unwrap();
+        until("the failure is queued", || {
+            process(&channel);
+            let mut files = [PollFd::new(&channel, PollFlags::IN)];
+            poll(&mut files, Some(&Timespec::default())).unwrap() == 1
+        });
+        process(&channel);
+        assert!(is_readable(&file));
+        let event = channel.next(Some(Duration::ZERO)).unwrap().unwrap();
+        let Step::Failed(error) = resolving.advance(event) else { panic!() };
+        assert!(matches!(error, Error::OtherDevice { .. }), "{error}");
     });
 }
 

@@ -25,13 +25,13 @@ fn ends() -> Vec<(Node, Node, Listener)> {
     vec![(client, server, listener), (active, passive, outside)]
 }
 
-fn is_readable(file: &Arc<OwnedFd>) -> bool {
+pub(crate) fn is_readable(file: &Arc<OwnedFd>) -> bool {
     let mut files = [PollFd::from_borrowed_fd(file.as_fd(), PollFlags::IN)];
     poll(&mut files, Some(&Timespec::default())).unwrap() == 1
 }
 
 /// Processes the messages of a channel like another thread, which leaves the events to this one.
-fn process(channel: &EventChannel) {
+pub(crate) fn process(channel: &EventChannel) {
     assert!(channel.next_of(|_| false, Some(Duration::ZERO)).unwrap().is_none());
 }
 

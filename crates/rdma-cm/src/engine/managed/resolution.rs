@@ -1,6 +1,7 @@
 //! The resolution of addresses and of the routes to them by the kernel, without waiting.
 
 use std::ffi::c_int;
+use std::mem;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +11,7 @@ use rdma_proto::cm::PortSpace;
 use rdma_sys::Errno;
 
 use super::candidates::Candidates;
-use super::entry::Stage;
+use super::entry::{Entry, Stage};
 use super::library::system_error;
 use crate::engine::path::ip_of;
 use crate::engine::{Engine, Handle, NEXT, State};
@@ -40,11 +41,10 @@ impl Engine {
         Ok(handle)
     }
 
-    /// Begins to resolve the next address, with another ID. If there is none, queues the event with the reason that the first
-    /// one failed.
+    /// Begins to resolve the next address, with another ID. If there is none, queues the event with the reason that the
+    /// first one failed. The entry of the last ID stays, so that its file becomes readable.
     fn try_next(&self, state: &mut State, token: u64, mut candidates: Candidates) {
         let Some(managed) = &mut state.managed else { return };
-        let watch = managed.entries.remove(&token).map(|entry| entry.watch);
         while let Some(&(source, to)) = candidates.waiting.front() {
             let begun = managed.channel.create_id(token, candidates.space).and_then(|id| {
                 id.resolve_address(source, to)?;
@@ -52,9 +52,12 @@ impl Engine {
             });
             match begun {
                 Ok(id) => {
-                    let entry = managed.add(id, Stage::Resolving);
-                    entry.watch = watch.unwrap_or_default();
-                    entry.candidates = Some(candidates);
+                    let before = managed.entries.get_mut(&token);
+                    // The program may poll the file.
+                    let watch = before.map(|it| mem::take(&mut it.watch)).unwrap_or_default();
+                    let candidates = Some(candidates);
+                    let entry = Entry { candidates, watch, ..Entry::new(id, Stage::Resolving) };
+                    managed.entries.insert(token, entry);
                     return;
                 }
                 Err(errno) => {
@@ -62,9 +65,6 @@ impl Engine {
                     candidates.fail(error, false);
                 }
             }
-        }
-        if let Some(watch) = &watch {
-            watch.ring();
         }
         let error = candidates.failed.unwrap_or(Error::Closed);
         self.report(state, token, Err(error), candidates.is_awaited);
