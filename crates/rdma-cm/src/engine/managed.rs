@@ -261,6 +261,8 @@ impl Engine {
             let entry = managed.and_then(|managed| managed.entries.get_mut(&handle.token));
             if let Some(entry) = entry.filter(|entry| entry.stage == Stage::Resolved) {
                 entry.request = Some(request);
+                // The file of the resolution is readable because of its event.
+                entry.watch = Watch::default();
                 let ended = entry.send_request();
                 self.add_managed(&mut state, handle.token, ended);
                 self.finish(&mut state, handle.token);

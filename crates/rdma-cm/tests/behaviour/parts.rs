@@ -112,6 +112,24 @@ fn the_file_of_a_request_is_readable_after_its_answer() {
     }
 }
 
+/// The result of the resolution makes only its own file readable.
+#[test]
+fn the_file_of_a_request_is_not_readable_before_its_answer() {
+    for (client, _server, listener) in ends() {
+        let resolving = client.channel.start_resolving(listener.local_address()).unwrap();
+        let resolution = resolving.file().unwrap();
+        let resolved = resolving.wait(LIMIT).unwrap();
+        assert!(is_readable(&resolution));
+        let connecting = resolved.connect(client.queue_pair(), b"").unwrap();
+        let file = connecting.file().unwrap();
+        let _request = listener.incoming(LIMIT).unwrap();
+        until("nothing makes the file readable", || {
+            process(&client.channel);
+            !is_readable(&file)
+        });
+    }
+}
+
 #[test]
 fn the_file_of_a_request_that_was_answered_before_is_readable() {
     for (client, server, listener) in ends() {
