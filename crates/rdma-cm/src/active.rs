@@ -61,11 +61,16 @@ impl Resolving {
     /// Waits until the address is resolved, for at most `limit`.
     ///
     /// # Errors
-    /// [`Error::NoRoute`] or [`Error::OtherDevice`] if the device does not reach the address. [`End::Unanswered`] if no host
-    /// answers for it, or the limit has passed. [`Error::Closed`] if the channel is closed while this waits.
+    /// [`Error::NoRoute`] or [`Error::OtherDevice`] if the device does not reach the address. [`End::Unanswered`] if no
+    /// host answers for it. [`Error::TimedOut`] after the limit. [`Error::Closed`] if the channel is closed while this
+    /// waits.
     pub fn wait(self, limit: Duration) -> Result<Resolved, Error> {
-        let way = self.handle.way(limit)?;
-        Ok(self.resolved(way))
+        let event = self.handle.wait("the resolved address", limit)?;
+        match self.advance(event) {
+            Step::Next(resolved) => Ok(resolved),
+            Step::Failed(error) => Err(error),
+            Step::Same(..) => Err(End::PeerGone.into()),
+        }
     }
 
     fn resolved(self, way: Way) -> Resolved {

@@ -89,7 +89,7 @@ fn everything_is_dropped_in_any_order() {
 #[test]
 fn connections_have_files_and_parts() {
     // The rejection may arrive later.
-    pass("parts", &["a_request_without_a_listener"], 9);
+    pass("parts", &["a_request_without_a_listener"], 10);
 }
 
 #[test]

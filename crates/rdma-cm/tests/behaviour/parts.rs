@@ -185,6 +185,18 @@ fn events_of_other_parts_stay_queued() {
 }
 
 #[test]
+fn a_wait_for_an_address_ends_at_its_limit_if_another_part_has_the_event() {
+    for (client, _server, listener) in ends() {
+        let resolving = client.channel.start_resolving(listener.local_address()).unwrap();
+        let own = resolving.id();
+        let _event = client.channel.next_of(|id| id == own, Some(LIMIT)).unwrap().unwrap();
+        let error = resolving.wait(Duration::ZERO).unwrap_err();
+        assert_eq!(error.to_string(), "the resolved address did not arrive within 0ns");
+        assert!(matches!(error, Error::TimedOut { limit: Duration::ZERO, .. }));
+    }
+}
+
+#[test]
 fn a_shared_channel_is_that_of_its_device() {
     let (one, other) = (open("soft0"), open("softib0"));
     let shared = |context| EventChannel::shared(context).unwrap();

@@ -129,14 +129,4 @@ impl Handle {
             .wait_for(Some(limit), |state| state.managed.as_mut()?.reached.remove(&self.token));
         reached?.unwrap_or_else(|| Err(End::Unanswered { phase: Phase::Resolve }.into()))
     }
-
-    /// Waits for the event of a resolution, for at most `limit`.
-    pub(crate) fn way(&self, limit: Duration) -> Result<Way, Error> {
-        match self.engine.next(|token| token == self.token, Some(limit))? {
-            Some((_, Happening::Resolved(result))) => *result,
-            Some((_, Happening::Ended(end))) => Err(end.into()),
-            Some(_) => Err(End::PeerGone.into()),
-            None => Err(End::Unanswered { phase: Phase::Resolve }.into()),
-        }
-    }
 }
