@@ -22,7 +22,8 @@ pub struct Parameters {
     pub initiator_depth: u8,
     /// The number of retries of unacknowledged packets, 0 to 7. A REP has none.
     pub retry_count: u8,
-    /// The number of retries after the other end had no receive request, 0 to 7. The other end uses it.
+    /// The number of times that the other end retries a send after this end had no receive request, 0 to 7. 7 is no
+    /// limit, which queue pairs of this crate's root request.
     pub rnr_retry_count: u8,
     /// Whether the end implements flow control.
     pub flow_control: bool,
@@ -56,7 +57,6 @@ impl Parameters {
             responder_resources: end.max_dest_rd_atomic(),
             initiator_depth: end.max_rd_atomic(),
             retry_count: queue_pair.max_ack_retries().retries(),
-            rnr_retry_count: queue_pair.max_rnr_retries().code(),
             srq: queue_pair.has_srq(),
             is_unreliable: end.qp_type() == QueuePairType::UC,
             ..Self::new(end.qpn(), end.psn())

@@ -239,7 +239,7 @@ fn a_request_contains_the_retries_of_its_queue_pair() {
         let (_, event) = unmanaged::event(event);
         let Event::Requested { parameters, .. } = event else { panic!("{event:?}") };
         let stated = (parameters.retry_count, parameters.rnr_retry_count, parameters.srq);
-        assert_eq!(stated, (3, 4, true));
+        assert_eq!(stated, (3, 7, true));
     });
 }
 

@@ -126,7 +126,8 @@ fn both_ends_state_the_retries_and_the_shared_receive_queues_of_their_queue_pair
     let event = next();
     let Event::Requested { parameters, .. } = event else { panic!("{event:?}") };
     let stated = (parameters.retry_count, parameters.rnr_retry_count, parameters.srq);
-    assert_eq!(stated, (3, 4, true));
+    // `max_rnr_retries` limits the sends of the queue pair, not those of its peer.
+    assert_eq!(stated, (3, 7, true));
 
     let listener = node.listen();
     let route = unmanaged::route(channel, listener.local_address()).unwrap();
@@ -137,7 +138,7 @@ fn both_ends_state_the_retries_and_the_shared_receive_queues_of_their_queue_pair
     let _accepted = request.prepare(new().build().unwrap()).unwrap().accept(b"").unwrap();
     let event = next();
     let Event::Replied { parameters, .. } = event else { panic!("{event:?}") };
-    assert_eq!((parameters.rnr_retry_count, parameters.srq), (4, true));
+    assert_eq!((parameters.rnr_retry_count, parameters.srq), (7, true));
 }
 
 #[test]
