@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
 
 use rdma_proto::cm::PortSpace;
 
@@ -19,11 +20,19 @@ pub(super) struct Candidates {
     pub(super) own: BTreeSet<IpAddr>,
     /// The reason that the first address failed.
     pub(super) failed: Option<Error>,
+    /// The time after which no other address is tried; `None` for no limit.
+    pub(super) until: Option<Instant>,
     /// Whether a call waits for the result. Otherwise, it is an event.
     pub(super) is_awaited: bool,
 }
 
 impl Candidates {
+    /// Returns the address to try next.
+    pub(super) fn next(&self, now: Instant) -> Option<(Option<IpAddr>, SocketAddr)> {
+        let is_late = self.failed.is_some() && self.until.is_some_and(|until| until <= now);
+        self.waiting.front().copied().filter(|_| !is_late)
+    }
+
     /// Notes that the first address failed. `is_other` is true if it leads through another device.
     pub(super) fn fail(&mut self, error: Error, is_other: bool) {
         let failed = self.waiting.pop_front();
@@ -59,6 +68,7 @@ mod tests {
             waiting: all.iter().map(|&ip| (None, to(ip))).collect(),
             own: own.into(),
             failed: None,
+            until: None,
             is_awaited: false,
         };
         // Through another device: from each address of the same IP version, and then the next address.
@@ -77,5 +87,14 @@ mod tests {
         let mut tried = candidates(&[ip(1)]);
         tried.fail(error(1), false);
         assert!(tried.waiting.is_empty());
+
+        // After the time limit, only the first address is tried.
+        let now = Instant::now();
+        for (until, next) in [(None, Some((None, to(ip(2))))), (Some(now), None)] {
+            let mut tried = Candidates { until, ..candidates(&[ip(1), ip(2), ip(3)]) };
+            assert_eq!(tried.next(now), Some((None, to(ip(1)))));
+            tried.fail(error(1), false);
+            assert_eq!(tried.next(now), next);
+        }
     }
 }

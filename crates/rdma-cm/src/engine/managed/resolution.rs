@@ -5,11 +5,12 @@ use std::mem;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_proto::cm::PortSpace;
 use rdma_sys::Errno;
 
+use super::RESOLVED_WITHIN;
 use super::candidates::Candidates;
 use super::entry::{Entry, Stage};
 use super::library::system_error;
@@ -34,7 +35,8 @@ impl Engine {
         let handle = self.handle(token);
         let waiting = all.iter().map(|&to| (None, to)).collect();
         let mut state = self.locked();
-        let candidates = Candidates { space, waiting, own, failed: None, is_awaited };
+        let until = Instant::now().checked_add(RESOLVED_WITHIN);
+        let candidates = Candidates { space, waiting, own, failed: None, until, is_awaited };
         self.try_next(&mut state, token, candidates);
         self.finish(&mut state, token);
         drop(state);
@@ -45,7 +47,7 @@ impl Engine {
     /// first one failed. The entry of the last ID stays, so that its file becomes readable.
     fn try_next(&self, state: &mut State, token: u64, mut candidates: Candidates) {
         let Some(managed) = &mut state.managed else { return };
-        while let Some(&(source, to)) = candidates.waiting.front() {
+        while let Some((source, to)) = candidates.next(Instant::now()) {
             let begun = managed.channel.create_id(token, candidates.space).and_then(|id| {
                 id.resolve_address(source, to)?;
                 Ok(id)
@@ -122,11 +124,18 @@ impl Engine {
 }
 
 impl Handle {
-    /// Waits until the address is resolved, for at most `limit`. No other thread receives the result.
+    /// Waits until the address is resolved, for at most `limit`. After it, returns the reason that the first address failed,
+    /// if it has. No other thread receives the result.
     pub(crate) fn reached(&self, limit: Duration) -> Result<Way, Error> {
         let reached = self
             .engine
             .wait_for(Some(limit), |state| state.managed.as_mut()?.reached.remove(&self.token));
-        reached?.unwrap_or_else(|| Err(End::Unanswered { phase: Phase::Resolve }.into()))
+        reached?.unwrap_or_else(|| {
+            let mut state = self.engine.locked();
+            let managed = state.managed.as_mut();
+            let entry = managed.and_then(|managed| managed.entries.get_mut(&self.token));
+            let failed = entry.and_then(|entry| entry.candidates.as_mut()?.failed.take());
+            Err(failed.unwrap_or_else(|| End::Unanswered { phase: Phase::Resolve }.into()))
+        })
     }
 }
