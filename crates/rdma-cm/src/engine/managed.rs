@@ -244,8 +244,8 @@ impl Engine {
         Ok((handle, port))
     }
 
-    /// Requests a connection, or sends a query, as soon as the kernel has the route. An event follows. `resolved` is the ID of the address,
-    /// unless another connection has it.
+    /// Requests a connection, or sends a query, as soon as the kernel has the route. An event follows. `resolved` is the
+    /// ID of the address, unless another connection has it.
     pub(crate) fn connect_managed(
         self: &Arc<Self>,
         resolved: Option<Handle>,
@@ -327,10 +327,10 @@ impl Engine {
                 continue;
             }
             let Some(entry) = managed.entries.get_mut(&token) else { continue };
-            let status = received.status;
+            let failure = (received.event, received.status);
             let happening = entry.handle(self.context(), received);
             self.add_managed(state, token, happening);
-            self.resolved(state, token, status);
+            self.resolved(state, token, failure);
         }
     }
 

@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use rdma_mem::Context;
 use rdma_proto::cm::PortSpace;
 use rdma_sys::Errno;
+use rdma_sys::cm::rdma_cm_event_type as Kind;
 
 use super::RESOLVED_WITHIN;
 use super::candidates::Candidates;
@@ -63,7 +65,7 @@ impl Engine {
                     return;
                 }
                 Err(errno) => {
-                    let error = self.unreached(to, errno);
+                    let error = unreached(to, self.context(), (Kind::ADDR_ERROR, errno));
                     candidates.fail(error, false);
                 }
             }
@@ -82,22 +84,8 @@ impl Engine {
         }
     }
 
-    /// Returns the error of an address that the kernel does not reach.
-    fn unreached(&self, to: SocketAddr, errno: Errno) -> Error {
-        match errno {
-            Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::EIO => {
-                Error::System { tried: "resolve the address", source: system_error(errno) }
-            }
-            Errno::ETIMEDOUT => End::Unanswered { phase: Phase::Resolve }.into(),
-            _ => {
-                let device = self.context().device().name().to_owned();
-                Error::NoRoute { address: to.ip(), device }
-            }
-        }
-    }
-
     /// Continues a resolution after an event: with the next address, or with the event for the program.
-    pub(super) fn resolved(&self, state: &mut State, token: u64, status: c_int) {
+    pub(super) fn resolved(&self, state: &mut State, token: u64, (event, status): (Kind, c_int)) {
         let Some(managed) = &mut state.managed else { return };
         let Some(entry) = managed.entries.get_mut(&token) else { return };
         if !matches!(entry.stage, Stage::Resolved | Stage::Unresolved) {
@@ -116,16 +104,31 @@ impl Engine {
                 let device = self.context().device().name().to_owned();
                 Error::OtherDevice { address: to.ip(), device, found }
             }
-            None => self.unreached(to, Errno::from_raw(status.saturating_abs())),
+            None => {
+                let errno = Errno::from_raw(status.saturating_abs());
+                unreached(to, self.context(), (event, errno))
+            }
         };
         candidates.fail(error, is_other);
         self.try_next(state, token, candidates);
     }
 }
 
+/// Returns the error of an address that the kernel does not reach through a device.
+fn unreached(to: SocketAddr, context: &Context, failure: (Kind, Errno)) -> Error {
+    match failure {
+        (Kind::DEVICE_REMOVAL, _) => End::DeviceRemoved.into(),
+        (_, errno @ (Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::EIO)) => {
+            Error::System { tried: "resolve the address", source: system_error(errno) }
+        }
+        (_, Errno::ETIMEDOUT) => End::Unanswered { phase: Phase::Resolve }.into(),
+        _ => Error::NoRoute { address: to.ip(), device: context.device().name().to_owned() },
+    }
+}
+
 impl Handle {
-    /// Waits until the address is resolved, for at most `limit`. After it, returns the reason that the first address failed,
-    /// if it has. No other thread receives the result.
+    /// Waits until the address is resolved, for at most `limit`. After it, returns the reason that the first address
+    /// failed, if it has. No other thread receives the result.
     pub(crate) fn reached(&self, limit: Duration) -> Result<Way, Error> {
         let reached = self
             .engine
@@ -137,5 +140,29 @@ impl Handle {
             let failed = entry.and_then(|entry| entry.candidates.as_mut()?.failed.take());
             Err(failed.unwrap_or_else(|| End::Unanswered { phase: Phase::Resolve }.into()))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_a_resolution_name_their_cause() {
+        rdma_soft::install();
+        let context = rdma_mem::open_device("soft0").unwrap();
+        let to = ([192, 0, 2, 1], 7).into();
+        let error = |event, errno| unreached(to, &context, (event, errno));
+        let removed = error(Kind::DEVICE_REMOVAL, Errno::from_raw(0));
+        assert!(matches!(removed, Error::Ended(End::DeviceRemoved)), "{removed}");
+        for event in [Kind::ADDR_ERROR, Kind::ROUTE_ERROR] {
+            let late = error(event, Errno::ETIMEDOUT);
+            let phase = Phase::Resolve;
+            assert!(matches!(late, Error::Ended(end) if end == End::Unanswered { phase }));
+            let unreached = error(event, Errno::ENETUNREACH);
+            assert!(matches!(unreached, Error::NoRoute { .. }), "{unreached}");
+            let failed = error(event, Errno::EMFILE);
+            assert!(failed.to_string().contains("cannot resolve the address: "), "{failed}");
+        }
     }
 }
