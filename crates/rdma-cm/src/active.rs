@@ -62,8 +62,8 @@ impl Resolving {
     ///
     /// # Errors
     /// [`Error::NoRoute`] or [`Error::OtherDevice`] if the device does not reach the address. [`End::Unanswered`] if no
-    /// host answers for it. [`Error::TimedOut`] after the limit. [`Error::Closed`] if the channel is closed while this
-    /// waits.
+    /// host answers for it, and [`End::DeviceRemoved`] if the device was removed. [`Error::TimedOut`] after the limit.
+    /// [`Error::Closed`] if the channel is closed while this waits.
     pub fn wait(self, limit: Duration) -> Result<Resolved, Error> {
         let event = self.handle.wait("the resolved address", limit)?;
         match self.advance(event) {
@@ -142,8 +142,9 @@ impl Resolved {
     /// [`Error::PrivateData`] if there is too much of it. [`Error::NotConnected`] for a queue pair of type UD, and
     /// [`Error::NoAddress`] for one on a port without an address. [`Error::NotReliable`] for one of type UC on a device
     /// that the kernel's rdma_cm connects. [`Error::OtherQueuePair`] for one on another device.
-    /// [`Error::QueuePairInUse`] and [`Error::TooManyConnections`] if the listener is on another host. [`Error::Closed`] if the channel is closed while this waits. [`Error::System`] if the process
-    /// cannot open another file. After an error, the queue pair is destroyed.
+    /// [`Error::QueuePairInUse`] and [`Error::TooManyConnections`] if the listener is on another host.
+    /// [`Error::Closed`] if the channel is closed while this waits. [`Error::System`] if the process cannot open another
+    /// file. After an error, the queue pair is destroyed.
     #[doc(alias = "rdma_connect")]
     pub fn connect(
         &self,

@@ -114,9 +114,8 @@ impl Phase {
 }
 
 rdma_types::debug_messages!(enum End {
-    Rejected { reason, private_data }, Refused { reason }, Unanswered { phase }, PeerGone, Busy, OtherUser, Kernel { tried, errno },
-    DeviceRemoved,
-    Disconnected { private_data },
+    Rejected { reason, private_data }, Refused { reason }, Unanswered { phase }, PeerGone, Busy, OtherUser,
+    Kernel { tried, errno }, DeviceRemoved, Disconnected { private_data },
 });
 
 /// An error of this crate.
@@ -332,10 +331,11 @@ pub enum Error {
 
 rdma_types::debug_messages!(enum Error {
     Ended(it), TimedOut { awaited, limit }, Closed, Resolve(it), NotThisHost { address, device },
-    NoRoute { address, device }, OtherDevice { address, device, found }, NotGroup { address }, NotOwn { address }, NotReliable { qp_type },
-    Managed { device }, QueueKey { qkey }, Library(it), NoKernel { source },
-    PortInUse { port, device }, PortReserved { port }, PrivateData { message, length, most }, Mtu { own, peer }, NotConnected { qp_type },
-    NoAddress { device }, OtherQueuePair { device, found }, QueuePairInUse { qpn }, TooManyConnections { most }, Memory(it), Connect(it), System { tried, source },
+    NoRoute { address, device }, OtherDevice { address, device, found }, NotGroup { address }, NotOwn { address },
+    NotReliable { qp_type }, Managed { device }, QueueKey { qkey }, Library(it), NoKernel { source },
+    PortInUse { port, device }, PortReserved { port }, PrivateData { message, length, most }, Mtu { own, peer },
+    NotConnected { qp_type }, NoAddress { device }, OtherQueuePair { device, found }, QueuePairInUse { qpn },
+    TooManyConnections { most }, Memory(it), Connect(it), System { tried, source },
 });
 
 impl Error {

@@ -110,6 +110,9 @@ pub enum Event {
     Answered(Answered),
     /// The process has joined a multicast group.
     Joined(Group),
+    /// An address of [`EventChannel::start_resolving`] was resolved, or could not be. To connect to it, pass the event to
+    /// [`Resolving::advance`](crate::Resolving::advance) instead.
+    Resolved(Result<SocketAddr, Error>),
     /// The connection has ended, or was not established.
     Ended(End),
 }
@@ -173,8 +176,8 @@ impl Port {
     }
 }
 
-/// Returns the way to a listener, or to a multicast group. With the kernel's rdma_cm, this waits for at most 30 s, and the listener is that of a
-/// datagram service.
+/// Returns the way to a listener, or to a multicast group. With the kernel's rdma_cm, this waits for at most 30 s, and
+/// the listener is that of a datagram service.
 ///
 /// # Errors
 /// Same errors as [`EventChannel::resolve`]. [`Error::NoAddress`] if no port of the device has one.
@@ -404,10 +407,9 @@ pub fn event(event: event::Event) -> (IdToken, Event) {
         (Happening::Established { private_data }, _) => Event::Established { private_data },
         (Happening::Answered(answered), _) => Event::Answered(*answered),
         (Happening::Joined(group), _) => Event::Joined(*group),
+        (Happening::Resolved(result), _) => Event::Resolved(result.map(|way| way.to)),
         (Happening::Ended(end), _) => Event::Ended(end),
-        (Happening::Requested(_) | Happening::Queried(_), None) | (Happening::Resolved(_), _) => {
-            Event::Ended(End::PeerGone)
-        }
+        (Happening::Requested(_) | Happening::Queried(_), None) => Event::Ended(End::PeerGone),
     };
     (id, event)
 }

@@ -86,6 +86,14 @@ fn the_parameters_of_both_ends_arrive() {
 }
 
 #[test]
+fn the_event_of_a_resolution_has_the_address() {
+    let channel = EventChannel::open(&open("soft0")).unwrap();
+    let resolving = channel.start_resolving("127.0.0.1:7471").unwrap();
+    let (of, Event::Resolved(Ok(address))) = next(&channel) else { panic!() };
+    assert_eq!((of, address), (resolving.id(), "127.0.0.1:7471".parse().unwrap()));
+}
+
+#[test]
 fn a_packet_can_establish_a_connection_before_its_confirmation() {
     let channel = EventChannel::open(&open("soft0")).unwrap();
     let address = "127.0.0.1:0".parse().unwrap();
