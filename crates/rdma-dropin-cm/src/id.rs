@@ -278,7 +278,9 @@ impl Id {
     pub(crate) fn show_path(&self, route: &Route) {
         let lid = |address| match address {
             Address::Lid(lid) => lid.get().to_be(),
-            _ => 0,
+            // On Ethernet, the kernel writes other fields of its record here: the mark of a complete route, and parts of a
+            // hardware address.
+            _ => u16::from_ne_bytes([1, 2]),
         };
         let ib = self.read(|shown| shown.route.ib);
         let path = Path {

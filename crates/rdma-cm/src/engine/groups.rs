@@ -6,7 +6,7 @@ use rdma_mem::{Context, GidEntry, GidType, LinkLayer};
 use rdma_proto::cm::Address;
 use rdma_types::{AckTimeout, Gid, Lid};
 
-use super::path::{gid_of, ip_of, is_of_interface};
+use super::path::{end_at, gid_of, ip_of, is_of_interface};
 use crate::error::Error;
 use crate::group::Group;
 use crate::parameters::{QKEY, Route};
@@ -64,18 +64,18 @@ pub(crate) fn group_of(
     let port = context.query_port(1)?;
     let mtu = port.active_mtu.ok_or_else(no_address)?;
     let is_infiniband = port.link_layer == LinkLayer::INFINIBAND;
-    let (local, gid_type, own) = if is_infiniband {
-        (Address::Lid(port.lid), GidType::IB, source)
+    let (local, own, gid) = if is_infiniband {
+        (Address::Lid(port.lid), source, infiniband_gid(ip))
     } else {
         let own = own_gid(context, ip, source, listens)?.ok_or_else(no_address)?;
-        (Address::Gid(own.gid), own.gid_type, Some(ip_of(own.gid)))
+        (Address::Gid(own.gid), Some(ip_of(own.gid)), gid_of(ip))
     };
-    let gid = if is_infiniband { infiniband_gid(ip) } else { gid_of(ip) };
     let lid = if is_infiniband { software_lid(gid) } else { Lid::NONE };
+    let (remote, gid_type) = end_at(port.link_layer, lid, gid);
     let unspecified = if ip.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
     let route = Route {
         local,
-        remote: if is_infiniband { Address::Lid(lid) } else { Address::Gid(gid) },
+        remote,
         gid_type,
         mtu,
         traffic_class: 0,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rdma_mem::{GidType, Mtu};
+use rdma_mem::Mtu;
 use rdma_proto::cm::wire::{Reason, Rejection, Resolution, SidrStatus};
 use rdma_proto::cm::{Address, PortSpace};
 use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairEndpoint};
@@ -22,10 +22,10 @@ use rdma_types::{AckTimeout, Gid, Lid, Psn, Qpn};
 pub(crate) use self::entry::Request;
 
 use self::entry::{Entry, JOIN, Stage, check_type, endpoint_of, parameters_of};
-use self::library::{Channel, Id, RESOLVE_MS, Received, end_of_path, system_error};
+use self::library::{Channel, Id, RESOLVE_MS, Received, gid_of_path, system_error};
 use super::files::Watch;
 use super::groups::source_to;
-use super::path::{addresses, connect, ip_of, is_of_interface};
+use super::path::{addresses, connect, end_at, ip_of, is_of_interface};
 use super::{Engine, Handle, NEXT, State};
 use crate::error::{End, Error};
 use crate::happening::{Happening, Queried, Requested, Way};
@@ -113,14 +113,15 @@ impl Engine {
         let [local, remote] = id.gids();
         let [source, destination] = id.addresses();
         let (source, destination) = (source?, destination?);
+        // The other end of a query has no path record.
         let path = id.path();
         let lid = path.map_or(Lid::NONE, |path| Lid::new(u16::from_be(path.dlid)));
-        let is_ethernet = lid == Lid::NONE;
-        let remote = if is_ethernet { Address::Gid(remote) } else { Address::Lid(lid) };
+        let port = self.context().query_port(id.port()).ok()?;
+        let (remote, gid_type) = end_at(port.link_layer, lid, remote);
         Some(Route {
             local: Address::Gid(local),
             remote,
-            gid_type: if is_ethernet { GidType::ROCE_V2 } else { GidType::IB },
+            gid_type,
             mtu: path.and_then(|path| Mtu::from_code(path.mtu)).unwrap_or(Mtu::MTU1024),
             traffic_class: path.map_or(0, |path| path.traffic_class),
             ack_timeout: AckTimeout::default(),
@@ -353,7 +354,9 @@ impl Engine {
         let (own, other) = own.zip(other)?;
         let bound = managed.entries.get(&listener)?.bound?;
         let [_, rtr, _] = id.attributes().ok()?;
-        let remote = end_of_path(&rtr.ah_attr);
+        let port = self.context().query_port(rtr.ah_attr.port_num).ok()?;
+        let (lid, gid) = (Lid::new(rtr.ah_attr.dlid), gid_of_path(&rtr.ah_attr));
+        let (remote, gid_type) = end_at(port.link_layer, lid, gid);
         let is_outside = !self.is_of_this_host(other.ip(), remote);
         // For the kernel's rdma_cm, the loopback addresses stand for all addresses.
         if bound.is_loopback() && is_outside {
@@ -361,12 +364,11 @@ impl Engine {
         }
         let mtu = u8::try_from(rtr.path_mtu.0).ok().and_then(Mtu::from_code)?;
         let parameters = parameters_of(&received.parameters);
-        let is_ethernet = Lid::new(rtr.ah_attr.dlid) == Lid::NONE;
         let [own_gid, _] = id.gids();
         let route = Route {
             local: Address::Gid(own_gid),
             remote,
-            gid_type: if is_ethernet { GidType::ROCE_V2 } else { GidType::IB },
+            gid_type,
             mtu,
             traffic_class: rtr.ah_attr.grh.traffic_class,
             ack_timeout: AckTimeout::default(),

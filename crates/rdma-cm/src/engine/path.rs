@@ -70,6 +70,16 @@ fn address_of(endpoint: &QueuePairEndpoint) -> Option<(Address, GidType)> {
     Some((Address::Gid(best.gid), best.gid_type))
 }
 
+/// Returns the address of an end with this LID and GID, and the type of the GIDs with which packets reach it. The LID
+/// counts only on InfiniBand: in the kernel's records of other paths, its place has other contents.
+pub(super) fn end_at(link_layer: LinkLayer, lid: Lid, gid: Gid) -> (Address, GidType) {
+    if link_layer == LinkLayer::INFINIBAND {
+        (Address::Lid(lid), GidType::IB)
+    } else {
+        (Address::Gid(gid), GidType::ROCE_V2)
+    }
+}
+
 /// The parts of a request that depend on its type.
 #[derive(Clone, Copy)]
 pub(crate) enum Ends {

@@ -142,6 +142,7 @@ fn query(ends: [&EventChannel; 2], address: SocketAddr, answer: impl FnOnce(&Id)
     assert_eq!((of, private_data.len()), (listener.token(), 180));
     assert!(private_data.starts_with(b"who?\0"));
     assert_eq!((back.local, back.source), (route.remote, route.destination));
+    assert_eq!((back.gid_type, back.is_outside), (route.gid_type, route.is_outside));
     answer(&id);
     drop(id);
     let (of, Event::Answered(answered)) = next(near) else { panic!() };

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 
-use rdma_mem::{Context, GidType, LinkLayer, Mtu};
+use rdma_mem::{Context, Mtu};
 use rdma_proto::cm::wire::{Reason, SidrStatus};
 use rdma_proto::cm::{Address, PortSpace};
 use rdma_qp::{PreparedQueuePair, QueuePairEndpoint, QueuePairType};
@@ -14,6 +14,7 @@ use rdma_types::{AckTimeout, Lid, Psn, Qpn};
 use super::candidates::Candidates;
 use super::library::{Datagram, Id, Received, gid_of_path};
 use crate::engine::files::Watch;
+use crate::engine::path::end_at;
 use crate::error::{End, Error, Phase};
 use crate::group::Group;
 use crate::happening::{Happening, Replying};
@@ -232,14 +233,14 @@ impl Entry {
         let Datagram { address, qkey, .. } = *datagram;
         let port = context.query_port(address.port_num).ok()?;
         let (gid, lid) = (gid_of_path(&address), Lid::new(address.dlid));
-        let is_infiniband = port.link_layer == LinkLayer::INFINIBAND;
+        let (remote, gid_type) = end_at(port.link_layer, lid, gid);
         let [local, _] = self.id.gids();
         let [source, destination] = self.id.addresses();
         let destination = self.group.or(destination)?;
         let route = Route {
             local: Address::Gid(local),
-            remote: if is_infiniband { Address::Lid(lid) } else { Address::Gid(gid) },
-            gid_type: if is_infiniband { GidType::IB } else { GidType::ROCE_V2 },
+            remote,
+            gid_type,
             mtu: port.active_mtu?,
             traffic_class: address.grh.traffic_class,
             ack_timeout: AckTimeout::default(),

@@ -11,14 +11,14 @@ use std::ptr::{self, NonNull};
 use std::slice;
 
 use rdma_mem::{Context, Guid};
-use rdma_proto::cm::{Address, PortSpace};
+use rdma_proto::cm::PortSpace;
 use rdma_sys::cm::{
     self, Librdmacm, ibv_sa_path_rec, option, rdma_cm_event, rdma_cm_event_type, rdma_cm_id,
     rdma_conn_param, rdma_event_channel, rdma_port_space, rdma_route, rdma_ud_param, read_address,
     storage,
 };
 use rdma_sys::{Errno, Process, ibv_ah_attr, ibv_qp_attr, ibv_qp_state};
-use rdma_types::{Gid, Lid};
+use rdma_types::Gid;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::error::Error;
@@ -317,6 +317,12 @@ impl Id {
         [ib.sgid, ib.dgid].map(Gid::from_bytes)
     }
 
+    /// Returns the port of the device, from 1.
+    pub(super) fn port(&self) -> u8 {
+        // SAFETY: SAFETY.md F32: the ID is live, and the library does not change it while no function is called with it.
+        unsafe { (*self.raw.as_ptr()).port_num }
+    }
+
     /// Returns the record of the path to the other end, if there is one.
     pub(super) fn path(&self) -> Option<ibv_sa_path_rec> {
         let route = self.route();
@@ -391,14 +397,6 @@ impl Drop for Id {
 pub(super) fn gid_of_path(path: &ibv_ah_attr) -> Gid {
     // SAFETY: SAFETY.md F4: all bytes of the union are initialised, and each of its members can have any bytes.
     Gid::from_bytes(unsafe { path.grh.dgid.raw })
-}
-
-/// Returns the GID or the LID to which a path leads.
-pub(super) fn end_of_path(path: &ibv_ah_attr) -> Address {
-    if path.is_global == 0 {
-        return Address::Lid(Lid::new(path.dlid));
-    }
-    Address::Gid(gid_of_path(path))
 }
 
 fn length_of(private_data: &[u8]) -> u8 {
