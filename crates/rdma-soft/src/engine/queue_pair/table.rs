@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use crate::abi::fork::PerProcess;
 use crate::engine::Refusal;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::queue_pair::qpn::Numbers;
+use crate::engine::queue_pair::qpn::{Numbers, slot_of};
 use crate::fabric::random::Random;
 
 /// The map from numbers to queue pairs. Its size depends on the queue pairs that exist, not on all that ever existed.
@@ -55,7 +55,10 @@ impl QueuePairTable {
         if self.by_number.remove(&number).is_none() {
             return;
         }
-        self.numbers().release(number);
+        // A forked child leaves its parent's numbers alone.
+        if self.has_slot(slot_of(number)) {
+            self.numbers().release(number);
+        }
         let live = self.by_number.len();
         if self.by_number.capacity() / 8 > live.max(16) {
             self.by_number.shrink_to(2 * live);
@@ -101,6 +104,8 @@ impl Hasher for Spread {
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
+    use test_support::rig::fork::Child;
+
     use super::*;
     use crate::fabric::random::{Purpose, Seed};
 
@@ -117,6 +122,20 @@ mod tests {
         assert!(table.by_number.capacity() < 300, "{}", table.by_number.capacity());
         assert!(numbers[..10].iter().all(|number| table.by_number.contains_key(number)));
         assert!(table.find(numbers[0]).is_none(), "reserved, but not published yet");
+    }
+
+    #[test]
+    fn a_forked_child_does_not_use_its_parents_numbers() {
+        let mut table = QueuePairTable::new(Seed::new(1).stream(Purpose::QueuePairNumbers));
+        let number = table.reserve(|_| true).unwrap();
+        let child = Child::fork(|| {
+            table.retire(number);
+            assert_eq!(table.len(), 0);
+            assert_eq!(table.reserve(|_| false), Err(Refusal::NoRoom));
+        });
+        child.join();
+        table.retire(number);
+        assert_eq!(table.len(), 0);
     }
 
     #[test]
