@@ -184,9 +184,11 @@ impl Entry {
             }
             Reaction::FindRoute => self.find_route(context),
             Reaction::Join => {
-                let group = self.joined(context, &datagram?);
                 self.stage = Stage::Joined;
-                group.map(|group| Happening::Joined(Box::new(group)))
+                match datagram.and_then(|datagram| self.joined(context, &datagram)) {
+                    Some(group) => Some(Happening::Joined(Box::new(group))),
+                    None => self.fail(JOIN, Errno::EIO),
+                }
             }
             Reaction::SendRequest => {
                 self.stage = Stage::Resolved;
@@ -204,7 +206,9 @@ impl Entry {
                 Some(Happening::Replied(Box::new(replying)))
             }
             Reaction::Answer => {
-                let Datagram { qpn, qkey, .. } = datagram?;
+                let Some(Datagram { qpn, qkey, .. }) = datagram else {
+                    return self.fail("connect", Errno::EIO);
+                };
                 let status = SidrStatus::VALID;
                 Some(self.answered(Answered { status, qpn: Qpn::masked(qpn), qkey, private_data }))
             }
@@ -350,7 +354,13 @@ pub(super) fn endpoint_of(peer: &Parameters, mtu: Option<Mtu>) -> QueuePairEndpo
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use rdma_sys::ibv_ah_attr;
+    use test_support::program::{dropin, in_own_process_with, is_emulated};
+
     use super::*;
+    use crate::engine::managed::library::{Channel, parameters};
 
     const STAGES: [Stage; 13] = [
         Stage::Listening,
@@ -417,6 +427,56 @@ mod tests {
         }
         let unknown = STAGES.map(|stage| letter(reaction(Kind(16), stage, false)));
         assert_eq!(unknown, ['.'; 13], "events of later versions are ignored");
+    }
+
+    /// Uses the drop-in libraries as the system's.
+    fn over_library(program: &mut Command) {
+        let folder = dropin();
+        program.env("RDMA_LIBIBVERBS", folder.join("libibverbs.so.1"));
+        program.env("RDMA_LIBRDMACM", folder.join("librdmacm.so.1"));
+        program.env_remove("RDMA_PROVIDERS");
+    }
+
+    /// Processes an event for a new ID in a stage, which has resolved a group.
+    fn handled(
+        context: &Context,
+        event: Kind,
+        stage: Stage,
+        datagram: Option<Datagram>,
+    ) -> Happening {
+        let channel = Channel::open().unwrap();
+        let id = channel.create_id(1, PortSpace::Udp).unwrap();
+        id.resolve_address(None, "239.1.2.3:0".parse().unwrap()).unwrap();
+        let parameters = parameters(&Parameters::new(Qpn::masked(0), Psn::masked(0)), &[]);
+        let (token, status, request, private_data) = (1, 0, None, Vec::new());
+        let received =
+            Received { token, event, status, request, parameters, datagram, private_data };
+        Entry::new(id, stage).handle(context, received).expect("an event")
+    }
+
+    #[test]
+    fn events_of_groups_are_passed_on_or_fail() {
+        const NAME: &str = "engine::managed::entry::tests::events_of_groups_are_passed_on_or_fail";
+        if is_emulated() {
+            return println!("SKIP: the libraries are not for the emulated machine");
+        }
+        in_own_process_with(NAME, over_library, || {
+            let context = rdma_mem::open_device("soft0").unwrap();
+            let ended = |event, stage, datagram| match handled(&context, event, stage, datagram) {
+                Happening::Ended(End::Kernel { tried, errno: libc::EIO }) => tried,
+                _ => panic!("{event:?}"),
+            };
+            assert_eq!(ended(Kind::MULTICAST_JOIN, Stage::Joining, None), JOIN);
+            assert_eq!(ended(Kind::ESTABLISHED, Stage::Connecting, None), "connect");
+            let at_port = |port_num| {
+                let address = ibv_ah_attr { port_num, ..ibv_ah_attr::default() };
+                Some(Datagram { address, qpn: 0xff_ffff, qkey: 5 })
+            };
+            // The device has one port.
+            assert_eq!(ended(Kind::MULTICAST_JOIN, Stage::Joining, at_port(9)), JOIN);
+            let joined = handled(&context, Kind::MULTICAST_JOIN, Stage::Joining, at_port(1));
+            assert!(matches!(joined, Happening::Joined(_)));
+        });
     }
 
     #[test]

@@ -404,7 +404,7 @@ fn length_of(private_data: &[u8]) -> u8 {
 }
 
 /// Returns parameters that point to the private data.
-fn parameters(own: &Parameters, private_data: &[u8]) -> rdma_conn_param {
+pub(super) fn parameters(own: &Parameters, private_data: &[u8]) -> rdma_conn_param {
     rdma_conn_param {
         private_data: private_data.as_ptr().cast(),
         private_data_len: length_of(private_data),
