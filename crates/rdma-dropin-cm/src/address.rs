@@ -161,12 +161,14 @@ fn listen(id: &Id) -> Result<(), c_int> {
         bind(id, unspecified())?;
     }
     let mut state = id.state();
-    let (ports, bound) = (std::mem::take(&mut state.ports), state.bound);
+    let mut ports = std::mem::take(&mut state.ports);
+    let address = state.bound.ok_or(libc::EINVAL)?;
     let options = state.options.bind;
     drop(state);
+    let reserve = || reserve(port_space(id.space), address, options).map(|(ports, _)| ports);
     if ports.is_empty() {
-        // The port was lost to another owner, or another thread listens with this ID.
-        return Err(libc::EADDRINUSE);
+        // An earlier call has lost the port, or another thread listens with this ID.
+        ports = reserve()?;
     }
     let listen = |(device, port): &(&'static Device, _)| {
         id.connect(|| unmanaged::listen(&device.channel, port)).map_err(|error| number(&error))
@@ -179,10 +181,7 @@ fn listen(id: &Id) -> Result<(), c_int> {
         Err(_) => {
             id.end_connections();
             drop(ports);
-            let again = bound.map(|address| reserve(port_space(id.space), address, options));
-            if let Some(Ok((ports, _))) = again {
-                id.state().ports = ports;
-            }
+            id.state().ports = reserve().unwrap_or_default();
         }
     }
     listening

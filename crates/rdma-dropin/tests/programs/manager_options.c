@@ -2,6 +2,7 @@
 #include "manager.h"
 
 #include <netinet/in.h>
+#include <sys/resource.h>
 
 static int set(struct rdma_cm_id *id, int option, int value)
 {
@@ -108,9 +109,16 @@ static int status(uint16_t port)
 static void shared_port(void)
 {
 	struct rdma_cm_id *first = bound(0, 1), *second;
+	struct rlimit usual;
 	uint16_t port = ntohs(rdma_get_src_port(first));
 	CHECK(!bound(port, 0));
 	CHECK((second = bound(port, 1)));
+	CHECK(rdma_listen(first, 1) == -1 && errno == EADDRINUSE);
+	/* The next call fails, too, and cannot open the files that keep the port. */
+	CHECK(getrlimit(RLIMIT_NOFILE, &usual) == 0);
+	CHECK(setrlimit(RLIMIT_NOFILE, &(struct rlimit){ 0, usual.rlim_max }) == 0);
+	CHECK(rdma_listen(first, 1) == -1 && errno == EADDRINUSE);
+	CHECK(setrlimit(RLIMIT_NOFILE, &usual) == 0);
 	CHECK(rdma_listen(first, 1) == -1 && errno == EADDRINUSE);
 	end(second);
 	/* The ID has kept its port, and listens once it is the only owner. */
