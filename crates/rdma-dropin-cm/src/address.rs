@@ -93,16 +93,15 @@ pub(crate) fn resolve(id: &Id, source: Option<SocketAddr>, to: SocketAddr) -> Re
     if state.stage != Stage::New {
         return Err(libc::EINVAL);
     }
-    let (device, bound) = (state.device, state.bound);
+    let (device, own_ip) = (state.device, state.own_ip());
+    let port = state.bound.map_or(0, |own| own.port());
     drop(state);
-    match devices::route_to(device, bound.map(|own| own.ip()), to) {
+    match devices::route_to(device, own_ip, to) {
         Ok((device, mut route)) => {
-            let own = bound.unwrap_or_else(unspecified);
-            let ip = own.ip().to_canonical();
-            if !ip.is_unspecified() && ip.is_ipv4() == route.destination.is_ipv4() {
+            if let Some(ip) = own_ip.filter(|ip| ip.is_ipv4() == route.destination.is_ipv4()) {
                 route.source.set_ip(ip);
             }
-            route.source.set_port(if own.port() == 0 { client_port() } else { own.port() });
+            route.source.set_port(if port == 0 { client_port() } else { port });
             id.bind_device(device);
             id.show_route(device, &route);
             let mut state = id.state();

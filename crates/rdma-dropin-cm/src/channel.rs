@@ -10,7 +10,6 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rdma_cm::unmanaged::Group;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::{Errno, read, write};
@@ -148,13 +147,13 @@ impl Channel {
         removed
     }
 
-    /// Removes the event of a group that an ID has left.
-    fn remove_group(&self, id: &Id, group: &Group) {
+    /// Removes the event of a membership that has ended.
+    fn remove_group(&self, left: u64) {
         let mut queue = locked(&self.queue);
         let had_events = !queue.is_empty();
         let is_of =
-            |content: &Content| matches!(content, Content::Group { group: it, .. } if it == group);
-        queue.retain(|event| !(ptr::eq(Arc::as_ptr(&event.id), id) && is_of(&event.content)));
+            |content: &Content| matches!(content, Content::Group { number, .. } if *number == left);
+        queue.retain(|event| !is_of(&event.content));
         if had_events {
             self.clear(&queue);
         }
@@ -184,9 +183,9 @@ pub(crate) fn forget(id: &Id) {
     }
 }
 
-/// Removes the event of a group that an ID has left.
-pub(crate) fn forget_group(id: &Id, group: &Group) {
-    id.state().channel.remove_group(id, group);
+/// Removes the event of an ID's membership that has ended.
+pub(crate) fn forget_group(id: &Id, left: u64) {
+    id.state().channel.remove_group(left);
 }
 
 /// Removes the request of a new connection. Returns true if the program had not received it.

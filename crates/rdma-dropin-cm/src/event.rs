@@ -38,8 +38,10 @@ pub(crate) enum Content {
         qkey: u32,
         private_data: Vec<u8>,
     },
-    /// A multicast group, the address vector to it, and the context of the call that has joined it.
+    /// The number of a membership, its multicast group, the address vector to it, and the context of the call that has
+    /// joined it.
     Group {
+        number: u64,
         group: Group,
         address: ibv_ah_attr,
         context: AtomicPtr<c_void>,
@@ -249,8 +251,8 @@ fn report(waiting: Waiting) -> Option<Box<Reported>> {
             let _ = queue_pair::fail_queue_pair(&id);
         }
         EventType::MULTICAST_JOIN => {
-            let Content::Group { group, .. } = &content else { return None };
-            match multicast::attach(&id, group) {
+            let Content::Group { number, .. } = content else { return None };
+            match multicast::attach(&id, number) {
                 Some(Ok(())) => {}
                 Some(Err(number)) => (event, status) = (EventType::MULTICAST_ERROR, -number),
                 None => {
@@ -288,7 +290,7 @@ fn report(waiting: Waiting) -> Option<Box<Reported>> {
             private_data = data;
             shown.param = Param { conn: connection(parameters, &private_data) };
         }
-        Content::Group { group, address, context } => {
+        Content::Group { group, address, context, .. } => {
             shown.param = Param { ud: multicast::parameters(&group, address, context) };
         }
         Content::Datagram { address, qpn, qkey, private_data: data } => {

@@ -102,6 +102,12 @@ impl State {
         self.peer = Some(peer);
     }
 
+    /// Returns the IP address to which the program bound the ID, unless it is unspecified.
+    pub(crate) fn own_ip(&self) -> Option<IpAddr> {
+        let ip = self.bound.map(|own| own.ip().to_canonical());
+        ip.filter(|ip| !ip.is_unspecified())
+    }
+
     /// Returns the route, with the properties that the program has set.
     pub(crate) fn path(&self) -> Option<Route> {
         self.route.map(|route| self.options.apply(route))

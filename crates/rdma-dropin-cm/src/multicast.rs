@@ -3,7 +3,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use rdma_cm::unmanaged::{self, Group};
 use rdma_sys::{Errno, ibv_gid};
@@ -25,8 +25,12 @@ const HAS_FLAGS: u32 = 2;
 const FULL: u32 = 0;
 const SENDS_ONLY: u32 = 1;
 
-/// A group that an ID has joined.
+/// The number of the next membership.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// A group that an ID has joined, once for each call.
 pub(crate) struct Membership {
+    number: u64,
     address: SocketAddr,
     group: Group,
     /// Whether the ID's queue pair receives the group's datagrams.
@@ -42,7 +46,7 @@ fn join(
     let address = address.ok_or(libc::EINVAL)?;
     let state = id.state();
     let device = state.device.filter(|_| id.is_datagram()).ok_or(libc::EINVAL)?;
-    let source = state.bound.or(state.route.map(|route| route.source)).map(|own| own.ip());
+    let source = state.own_ip().or(state.route.map(|route| route.source.ip()));
     drop(state);
     let group = unmanaged::group(&device.channel, address, source).map_err(|it| number(&it))?;
     let mut to = queue_pair::address(device, &group.route).ok_or(libc::EINVAL)?;
@@ -50,8 +54,9 @@ fn join(
     to.grh.dgid = ibv_gid { raw: group.gid.to_bytes() };
     to.dlid = group.lid.get();
     let receives = flags != SENDS_ONLY;
-    id.state().groups.push(Membership { address, group, receives });
-    let content = Content::Group { group, address: to, context: AtomicPtr::new(context) };
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    id.state().groups.push(Membership { number, address, group, receives });
+    let content = Content::Group { number, group, address: to, context: AtomicPtr::new(context) };
     Waiting { content, ..Waiting::new(id, EventType::MULTICAST_JOIN, 0) }.queue();
     complete(id)
 }
@@ -60,12 +65,15 @@ fn leave(id: &Id, address: Option<SocketAddr>) -> Result<(), c_int> {
     let address = address.ok_or(libc::EINVAL)?;
     let mut state = id.state();
     let place = state.groups.iter().position(|joined| joined.address == address);
-    let joined = place.map(|place| state.groups.remove(place)).ok_or(libc::EADDRNOTAVAIL)?;
+    let left = place.map(|place| state.groups.remove(place)).ok_or(libc::EADDRNOTAVAIL)?;
+    let Membership { number, group, .. } = left;
+    let is_same = |other: &Group| (other.gid, other.lid) == (group.gid, group.lid);
+    let stays = state.groups.iter().any(|other| other.receives && is_same(&other.group));
     drop(state);
-    channel::forget_group(id, &joined.group);
-    if let (true, Some(verbs)) = (joined.receives, verbs()) {
+    channel::forget_group(id, number);
+    if let (true, Some(verbs)) = (left.receives && !stays, verbs()) {
         // The queue pair is no member if the program has not received the event.
-        let _ = call(id, verbs.detach_mcast, &joined.group);
+        let _ = call(id, verbs.detach_mcast, &group);
     }
     Ok(())
 }
@@ -83,15 +91,15 @@ fn call(id: &Id, verb: Verb, group: &Group) -> Result<(), c_int> {
     Errno::check(unsafe { verb(qp, &raw const gid, group.lid.get()) }).map_err(Errno::raw)
 }
 
-/// Makes an ID's queue pair a member of a group whose event the program receives. Returns `None` if the program has left the
-/// group meanwhile.
-pub(crate) fn attach(id: &Id, group: &Group) -> Option<Result<(), c_int>> {
+/// Makes an ID's queue pair a member of a group, when the program receives the event of a membership. Returns `None` if
+/// the program has left the group meanwhile.
+pub(crate) fn attach(id: &Id, number: u64) -> Option<Result<(), c_int>> {
     let state = id.state();
-    let joined = state.groups.iter().find(|joined| joined.group == *group)?;
-    let receives = joined.receives;
+    let joined = state.groups.iter().find(|joined| joined.number == number)?;
+    let (group, receives) = (joined.group, joined.receives);
     drop(state);
     match verbs() {
-        Some(verbs) if receives => Some(call(id, verbs.attach_mcast, group)),
+        Some(verbs) if receives => Some(call(id, verbs.attach_mcast, &group)),
         _ => Some(Ok(())),
     }
 }

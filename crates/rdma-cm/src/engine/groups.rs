@@ -60,6 +60,7 @@ pub(crate) fn group_of(
     if !ip.is_multicast() {
         return Err(Error::NotGroup { address: ip });
     }
+    let source = source.map(|ip| ip.to_canonical());
     let no_address = || Error::NoAddress { device: context.device().name().to_owned() };
     let port = context.query_port(1)?;
     let mtu = port.active_mtu.ok_or_else(no_address)?;

@@ -85,6 +85,21 @@ fn a_group_is_reached_from_the_address_at_which_the_device_listens() {
 }
 
 #[test]
+fn a_group_is_reached_from_the_wanted_address() {
+    let host = Host::new();
+    let channel = EventChannel::open(&host.context).unwrap();
+    let table = host.context.gid_table().unwrap();
+    let all: Vec<_> = table.iter().filter_map(|entry| entry.gid.to_ipv4()).collect();
+    assert!(all.contains(&host.ip));
+    for ip in all {
+        for source in [IpAddr::V4(ip), ip.to_ipv6_mapped().into()] {
+            let group = unmanaged::group(&channel, ([239, 1, 2, 3], 0).into(), Some(source));
+            assert_eq!(group.unwrap().route.source.ip(), ip);
+        }
+    }
+}
+
+#[test]
 fn an_address_that_is_no_groups_is_refused() {
     let channel = EventChannel::open(&open("soft0")).unwrap();
     let error = unmanaged::join(&channel, [192, 0, 2, 1].into()).unwrap_err();

@@ -99,6 +99,11 @@ fn a_group_is_joined_by_its_address_and_left_once() {
 }
 
 #[test]
+fn an_id_that_has_joined_a_group_twice_is_a_member_until_it_has_left_twice() {
+    passes_in("manager_groups.c", "twice");
+}
+
+#[test]
 fn a_program_can_move_its_own_queue_pairs() {
     passes("own queue pairs");
 }

@@ -93,6 +93,43 @@ static void infiniband(void)
 	members((struct sockaddr *)&own);
 }
 
+/* Sends a datagram to the group, and receives it if the ID is a member. */
+static void send_to_group(struct rdma_cm_id *id, struct ibv_ah *ah, struct ibv_mr *mr, int is_member)
+{
+	struct ibv_wc wc;
+	CHECK(rdma_post_ud_send(id, NULL, buffer, 8, mr, IBV_SEND_SIGNALED, ah, 0xffffff) == 0);
+	CHECK(rdma_get_send_comp(id, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
+	if (is_member)
+		CHECK(rdma_get_recv_comp(id, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
+	CHECK(ibv_poll_cq(id->recv_cq, 1, &wc) == 0);
+}
+
+/* An ID that has joined a group twice is a member until it has left twice. */
+static void twice(void)
+{
+	struct rdma_cm_id *id = resolved_group(NULL);
+	struct ibv_ah *ah;
+	struct ibv_mr *mr;
+	CHECK((mr = rdma_reg_msgs(id, buffer, sizeof(buffer))));
+	for (int i = 0; i < 3; i++)
+		CHECK(rdma_post_recv(id, NULL, buffer, sizeof(buffer), mr) == 0);
+	CHECK(rdma_join_multicast(id, group(), buffer) == 0);
+	/* The event is that of the first call. */
+	ah = join(id, RDMA_MC_JOIN_FLAG_FULLMEMBER);
+	CHECK(rdma_leave_multicast(id, group()) == 0 && readable() == 1);
+	pass(RDMA_CM_EVENT_MULTICAST_JOIN);
+	send_to_group(id, ah, mr, 1);
+	CHECK(ibv_destroy_ah(ah) == 0);
+	ah = join(id, RDMA_MC_JOIN_FLAG_FULLMEMBER);
+	CHECK(rdma_leave_multicast(id, group()) == 0);
+	send_to_group(id, ah, mr, 1);
+	CHECK(rdma_leave_multicast(id, group()) == 0);
+	send_to_group(id, ah, mr, 0);
+	CHECK(rdma_leave_multicast(id, group()) == -1 && errno == EADDRNOTAVAIL);
+	CHECK(ibv_destroy_ah(ah) == 0 && rdma_dereg_mr(mr) == 0);
+	end(id);
+}
+
 static void refusals(void)
 {
 	struct rdma_cm_join_mc_attr_ex attr = { .addr = group() };
@@ -124,6 +161,7 @@ static void refusals(void)
 
 static const struct test_case cases[] = {
 	{ "Ethernet", ethernet }, { "InfiniBand", infiniband }, { "refusals", refusals },
+	{ "twice", twice },
 };
 
 int main(int argc, char **argv)
