@@ -344,7 +344,8 @@ pub fn group(
 }
 
 /// Joins the multicast group of an IP address: [`Event::Joined`] follows, or [`Event::Ended`]. The process leaves the group
-/// when the ID is dropped. The program attaches its queue pairs, whose Q_Key must be the group's.
+/// when the ID is dropped. The program attaches its queue pairs, whose Q_Key must be the group's. `source`
+/// selects the local address. Without it, the kernel's rdma_cm chooses the port on InfiniBand by its routes.
 ///
 /// # Errors
 /// [`Error::NotGroup`] if it is no multicast address. [`Error::NoAddress`] if the device has no address of its IP version.
@@ -360,7 +361,7 @@ pub fn group(
 ///
 /// rdma_soft::install();
 /// let channel = EventChannel::open(&rdma_mem::open_device("soft0")?)?;
-/// let _membership = unmanaged::join(&channel, "239.1.2.3".parse()?)?;
+/// let _membership = unmanaged::join(&channel, "239.1.2.3".parse()?, None)?;
 /// let event = channel.next(Some(Duration::from_secs(10)))?.expect("an event");
 /// let (_, Event::Joined(group)) = unmanaged::event(event) else { panic!() };
 ///
@@ -376,12 +377,12 @@ pub fn group(
 /// ```
 #[doc(alias = "rdma_join_multicast")]
 #[doc(alias = "rdma_leave_multicast")]
-pub fn join(channel: &EventChannel, group: IpAddr) -> Result<Id, Error> {
+pub fn join(channel: &EventChannel, group: IpAddr, source: Option<IpAddr>) -> Result<Id, Error> {
     let engine = channel.engine();
     if engine.is_managed() {
-        return Ok(Id(engine.join_managed(group)?));
+        return Ok(Id(engine.join_managed(group, source)?));
     }
-    let joined = self::group(channel, SocketAddr::new(group, 0), None)?;
+    let joined = self::group(channel, SocketAddr::new(group, 0), source)?;
     Ok(Id(engine.announce(Happening::Joined(Box::new(joined)))?))
 }
 

@@ -88,14 +88,14 @@ pub(crate) fn group_of(
     Ok(Group { route, gid, lid, qkey: QKEY })
 }
 
-/// Returns the address from which the kernel's rdma_cm reaches a group through the device. Returns `None` on InfiniBand:
-/// its GIDs contain no addresses.
+/// Returns the address from which the kernel's rdma_cm reaches a group through the device, unless the caller wants
+/// another. Returns `None` on InfiniBand: its GIDs contain no addresses.
 pub(crate) fn source_to(context: &Context, group: IpAddr) -> Result<Option<IpAddr>, Error> {
     Ok(own_gid(context, group, None, |_| false)?.map(|own| ip_of(own.gid)))
 }
 
 /// Returns the GID of RoCE v2 from which a group is reached: that of the wanted address, or else of the group's IP version.
-/// The addresses at which a software device listens precede others, as do those of network interfaces.
+/// The addresses at which a software device listens precede others, as do those of network interfaces. See [`rank`].
 fn own_gid(
     context: &Context,
     group: IpAddr,
@@ -106,11 +106,18 @@ fn own_gid(
     let of_version = table.into_iter().filter(|entry| {
         entry.gid_type == GidType::ROCE_V2 && ip_of(entry.gid).is_ipv4() == group.is_ipv4()
     });
-    let rank = |entry: &GidEntry| {
+    let order = |entry: &GidEntry| {
         let ip = ip_of(entry.gid);
-        (Some(ip) != source, !listens(ip), !is_of_interface(ip))
+        (rank(ip, source, listens(ip)), !is_of_interface(ip))
     };
-    Ok(of_version.min_by_key(rank))
+    Ok(of_version.min_by_key(order))
+}
+
+/// Returns the rank of an address from which a group can be reached. The lowest rank is chosen. Link-local addresses of
+/// version 6 follow others, because the kernel's rdma_cm accepts them only with an interface.
+fn rank(ip: IpAddr, source: Option<IpAddr>, listens: bool) -> impl Ord {
+    let is_link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    (Some(ip) != source, !listens, is_link_local)
 }
 
 #[cfg(test)]
@@ -133,6 +140,17 @@ mod tests {
         assert_eq!(gid(assigned), of(assigned));
         assert_eq!(gid_of("239.1.2.3".parse().unwrap()), of("::ffff:239.1.2.3"));
         assert_eq!(gid_of(group.parse().unwrap()), of(group));
+    }
+
+    #[test]
+    fn link_local_addresses_follow_others_unless_one_is_wanted() {
+        let [link_local, global]: [IpAddr; 2] =
+            ["fe80::1", "2001:db8::1"].map(|ip| ip.parse().unwrap());
+        let is_first =
+            |source, listens| rank(link_local, source, listens) < rank(global, source, false);
+        assert!(!is_first(None, false));
+        assert!(is_first(Some(link_local), false));
+        assert!(is_first(None, true), "the device listens at it");
     }
 
     #[test]

@@ -284,13 +284,20 @@ impl Engine {
     }
 
     /// Joins a multicast group, as soon as the kernel has the route. An event follows.
-    pub(crate) fn join_managed(self: &Arc<Self>, group: IpAddr) -> Result<Handle, Error> {
+    pub(crate) fn join_managed(
+        self: &Arc<Self>,
+        group: IpAddr,
+        source: Option<IpAddr>,
+    ) -> Result<Handle, Error> {
         self.check_process()?;
         let group = group.to_canonical();
         if !group.is_multicast() {
             return Err(Error::NotGroup { address: group });
         }
-        let source = source_to(self.context(), group)?;
+        let source = match source {
+            Some(wanted) => Some(wanted.to_canonical()),
+            None => source_to(self.context(), group)?,
+        };
         let to = SocketAddr::new(group, 0);
         let begun = self.begin(PortSpace::Udp, Stage::Resolving, |entry| {
             entry.group = Some(to);

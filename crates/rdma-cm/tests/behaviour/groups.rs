@@ -18,8 +18,8 @@ use crate::common::{LIMIT, open};
 use crate::other_hosts::Host;
 
 /// Joins a group with a channel, and returns the ID and the group.
-fn join(channel: &EventChannel, group: IpAddr) -> (Id, Group) {
-    let id = unmanaged::join(channel, group).unwrap();
+fn join(channel: &EventChannel, group: IpAddr, source: Option<IpAddr>) -> (Id, Group) {
+    let id = unmanaged::join(channel, group, source).unwrap();
     let (of, event) = unmanaged::event(channel.next(Some(LIMIT)).unwrap().unwrap());
     let Event::Joined(joined) = event else { panic!("{event:?}") };
     assert_eq!((of, joined.qkey), (id.token(), unmanaged::QKEY));
@@ -29,7 +29,7 @@ fn join(channel: &EventChannel, group: IpAddr) -> (Id, Group) {
 /// Joins a group at two channels, and sends a datagram to the members.
 pub(crate) fn groups(context: &Context, group: &str) -> Group {
     let channels = [(); 2].map(|()| EventChannel::open(context).unwrap());
-    let joined = channels.each_ref().map(|channel| join(channel, group.parse().unwrap()));
+    let joined = channels.each_ref().map(|channel| join(channel, group.parse().unwrap(), None));
     let [(first, group), (_second, again)] = joined;
     assert_eq!((group.gid, group.lid), (again.gid, again.lid));
     let cq = CompletionQueue::create(context, 16).unwrap();
@@ -80,7 +80,7 @@ fn members_of_a_group_receive_its_datagrams() {
 fn a_group_is_reached_from_the_address_at_which_the_device_listens() {
     let host = Host::new();
     let channel = EventChannel::open(&host.context).unwrap();
-    let (_id, group) = join(&channel, [239, 1, 2, 3].into());
+    let (_id, group) = join(&channel, [239, 1, 2, 3].into(), None);
     assert_eq!(group.route.source.ip(), host.ip);
 }
 
@@ -95,6 +95,8 @@ fn a_group_is_reached_from_the_wanted_address() {
         for source in [IpAddr::V4(ip), ip.to_ipv6_mapped().into()] {
             let group = unmanaged::group(&channel, ([239, 1, 2, 3], 0).into(), Some(source));
             assert_eq!(group.unwrap().route.source.ip(), ip);
+            let (_id, group) = join(&channel, [239, 1, 2, 3].into(), Some(source));
+            assert_eq!(group.route.source.ip(), ip);
         }
     }
 }
@@ -102,7 +104,7 @@ fn a_group_is_reached_from_the_wanted_address() {
 #[test]
 fn an_address_that_is_no_groups_is_refused() {
     let channel = EventChannel::open(&open("soft0")).unwrap();
-    let error = unmanaged::join(&channel, [192, 0, 2, 1].into()).unwrap_err();
+    let error = unmanaged::join(&channel, [192, 0, 2, 1].into(), None).unwrap_err();
     assert_eq!(
         error.to_string(),
         "192.0.2.1 is no multicast address: use one of 224.0.0.0/4 or ff00::/8"

@@ -397,7 +397,12 @@ fn members_of_a_group_receive_its_datagrams() {
         let group = groups(&open("soft0"), "239.1.2.3");
         assert_eq!((group.gid, group.lid), ("::ffff:239.1.2.3".parse().unwrap(), Lid::NONE));
         let channel = EventChannel::open(&open("soft0")).unwrap();
-        let error = unmanaged::join(&channel, [192, 0, 2, 1].into()).unwrap_err();
+        let mapped = "::ffff:127.0.0.1".parse().unwrap();
+        let _id = unmanaged::join(&channel, [239, 1, 2, 3].into(), Some(mapped)).unwrap();
+        let (_, event) = unmanaged::event(channel.next(Some(LIMIT)).unwrap().unwrap());
+        let Event::Joined(group) = event else { panic!("{event:?}") };
+        assert_eq!(group.route.source.ip(), Ipv4Addr::LOCALHOST);
+        let error = unmanaged::join(&channel, [192, 0, 2, 1].into(), None).unwrap_err();
         assert!(matches!(error, Error::NotGroup { .. }), "{error}");
     });
 }
