@@ -25,6 +25,12 @@ pub struct Group {
     pub lid: Lid,
     /// The Q_Key of the group's datagrams.
     pub qkey: u32,
+    /// The service level of the group's datagrams, 0 to 15.
+    pub service_level: u8,
+    /// The flow label of the group's datagrams, 20 bits.
+    pub flow_label: u32,
+    /// The maximum number of routers that the group's datagrams may pass.
+    pub hop_limit: u8,
 }
 
 impl Group {
@@ -43,6 +49,11 @@ impl Group {
         let no_address = || Error::NoAddress { device: context.device().name().to_owned() };
         let (own, index) = own.ok_or_else(no_address)?;
         let route = GlobalRoute::new(index, self.gid);
-        Ok(AddressVector::new(own.port, self.lid).with_route(route))
+        Ok(AddressVector::new(own.port, self.lid)
+            .with_route(route)
+            .with_service_level(self.service_level)
+            .with_traffic_class(self.route.traffic_class)
+            .with_flow_label(self.flow_label)
+            .with_hop_limit(self.hop_limit))
     }
 }

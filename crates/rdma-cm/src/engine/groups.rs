@@ -6,7 +6,7 @@ use rdma_mem::{Context, GidEntry, GidType, LinkLayer};
 use rdma_proto::cm::Address;
 use rdma_types::{AckTimeout, Gid, Lid};
 
-use super::path::{end_at, gid_of, ip_of, is_of_interface};
+use super::path::{HOP_LIMIT, end_at, gid_of, ip_of, is_of_interface};
 use crate::error::Error;
 use crate::group::Group;
 use crate::parameters::{QKEY, Route};
@@ -85,7 +85,8 @@ pub(crate) fn group_of(
         destination: SocketAddr::new(ip, group.port()),
         is_outside: false,
     };
-    Ok(Group { route, gid, lid, qkey: QKEY })
+    let (service_level, flow_label, hop_limit) = (0, 0, HOP_LIMIT);
+    Ok(Group { route, gid, lid, qkey: QKEY, service_level, flow_label, hop_limit })
 }
 
 /// Returns the address from which the kernel's rdma_cm reaches a group through the device, unless the caller wants

@@ -23,7 +23,8 @@ const DEFAULT_PKEY: Pkey = Pkey::new(0xffff);
 const RESPONSE_TIMEOUT: u8 = 20;
 /// The number of repetitions, as in Linux.
 const RETRIES: u8 = 15;
-const HOP_LIMIT: u8 = 64;
+/// The maximum number of routers that packets may pass.
+pub(super) const HOP_LIMIT: u8 = 64;
 /// The code of 17 s: the longest time for an acknowledgement that this end adopts from a peer. Code 0 means forever.
 const LONGEST_ACK_TIMEOUT: u8 = 22;
 

@@ -252,7 +252,9 @@ impl Entry {
             destination,
             is_outside: false,
         };
-        Some(Group { route, gid, lid, qkey })
+        let (service_level, grh) = (address.sl, address.grh);
+        let (flow_label, hop_limit) = (grh.flow_label, grh.hop_limit);
+        Some(Group { route, gid, lid, qkey, service_level, flow_label, hop_limit })
     }
 
     fn answered(&mut self, answered: Answered) -> Happening {
@@ -469,13 +471,18 @@ mod tests {
             assert_eq!(ended(Kind::MULTICAST_JOIN, Stage::Joining, None), JOIN);
             assert_eq!(ended(Kind::ESTABLISHED, Stage::Connecting, None), "connect");
             let at_port = |port_num| {
-                let address = ibv_ah_attr { port_num, ..ibv_ah_attr::default() };
+                let mut address = ibv_ah_attr { port_num, sl: 3, ..ibv_ah_attr::default() };
+                (address.grh.flow_label, address.grh.hop_limit) = (0x12345, 7);
+                address.grh.traffic_class = 0x68;
                 Some(Datagram { address, qpn: 0xff_ffff, qkey: 5 })
             };
             // The device has one port.
             assert_eq!(ended(Kind::MULTICAST_JOIN, Stage::Joining, at_port(9)), JOIN);
             let joined = handled(&context, Kind::MULTICAST_JOIN, Stage::Joining, at_port(1));
-            assert!(matches!(joined, Happening::Joined(_)));
+            let Happening::Joined(group) = joined else { panic!() };
+            let vector = group.address_vector(&context).unwrap();
+            assert_eq!((vector.service_level, vector.traffic_class), (3, 0x68));
+            assert_eq!((vector.flow_label, vector.hop_limit), (0x12345, 7));
         });
     }
 
