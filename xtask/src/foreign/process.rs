@@ -136,12 +136,13 @@ impl Process {
         false
     }
 
-    /// Waits until the output contains this text. Returns `false` if the program ends first.
-    pub(super) fn prints(&self, text: &str) -> bool {
+    /// Waits until the output contains one of these texts. Returns `false` if the program ends first.
+    pub(super) fn prints(&self, texts: &[&str]) -> bool {
+        let has_one = |output: &str| texts.iter().any(|text| output.contains(text));
         let output = self.output.lock();
-        let missing = |output: &mut (String, bool)| !output.0.contains(text) && !output.1;
+        let missing = |output: &mut (String, bool)| !has_one(&output.0) && !output.1;
         let output = self.output.changed.wait_while(output, missing);
-        output.unwrap_or_else(PoisonError::into_inner).0.contains(text)
+        has_one(&output.unwrap_or_else(PoisonError::into_inner).0)
     }
 
     /// Sends a signal to the program and to the programs that it has started.
@@ -265,12 +266,12 @@ mod tests {
     #[test]
     fn text_that_a_running_program_prints_is_seen() {
         let process = start("echo ready; exec sleep 90");
-        assert!(process.prints("ready"));
+        assert!(process.prints(&["steady", "ready"]));
         assert!(!process.output.lock().1, "the program still runs");
         process.signal(Signal::KILL).unwrap();
         let ended = process.end().unwrap();
         assert!(!ended.succeeded() && !ended.exited_with_error());
-        assert!(!start("echo ready").prints("steady"));
+        assert!(!start("echo ready").prints(&["steady", "go"]));
     }
 
     #[test]

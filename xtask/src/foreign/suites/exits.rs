@@ -99,7 +99,7 @@ fn broken(installation: &Installation, program: &[String], victim: Victim, end: 
         environment
     });
     let (server, client) = start([&words, &words], [&environments[0], &environments[1]])?;
-    let both = server.prints(STARTED) && client.prints(STARTED);
+    let both = server.prints(&[STARTED]) && client.prints(&[STARTED]);
     let process = if victim == Victim::Server { &server } else { &client };
     match end {
         _ if !both => {} // reported below, because a process has failed
