@@ -2,7 +2,7 @@
 //!
 //! Their schedules and messages are equal to those of blocking groups. Ranks of both kinds can be in one group.
 
-mod world;
+pub(crate) mod world;
 
 use std::fmt;
 use std::future::poll_fn;

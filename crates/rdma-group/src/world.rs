@@ -522,4 +522,4 @@ fn builder<'a>(pd: &'a ProtectionDomain, options: &Options) -> RendezvousBuilder
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::future;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::pin::{Pin, pin};
 use std::sync::mpsc;
 use std::thread;
@@ -174,42 +174,68 @@ impl World {
         mut run: Run<'_, T>,
     ) -> Result<(), Failure> {
         let until = after(self.ranks.limit);
+        let all = self.prepare(connections, &run, until).await?;
+        while self.step(connections, &all, &mut run, until).await?.is_continue() {}
+        self.flush(&mut connections.peers, &all, until).await;
+        Ok(())
+    }
+
+    /// Connects to the peers of a run, and opens landings for long blocks. Returns the peers.
+    async fn prepare<T: Pod>(
+        &mut self,
+        connections: &mut Connections,
+        run: &Run<'_, T>,
+        until: Instant,
+    ) -> Result<BTreeSet<usize>, Failure> {
         let all: BTreeSet<_> = run.peers().collect();
         self.connect(connections, &all, until).await?;
-        let Connections { peers, staged, .. } = connections;
         let writers: BTreeSet<_> = run.writers().collect();
         for rank in writers {
-            self.open(rank, at(peers, rank)?, until).await?;
+            self.open(rank, at(&mut connections.peers, rank)?, until).await?;
         }
-        loop {
-            match run.next() {
-                Next::Done => break,
-                Next::Send(rank, part) => {
-                    let peer = at(peers, rank)?;
-                    if run.is_written(&part) {
-                        self.write(rank, peer, (&mut run, &part), staged, until).await?;
-                    }
-                    self.send(rank, &peer.messages, run.message(&part), until).await?;
-                    if Instant::now() >= until {
-                        return Err(self.ranks.late(rank));
-                    }
+        Ok(all)
+    }
+
+    /// Sends or receives a message of a run with these peers, unless the run is done.
+    async fn step<T: Pod>(
+        &mut self,
+        connections: &mut Connections,
+        all: &BTreeSet<usize>,
+        run: &mut Run<'_, T>,
+        until: Instant,
+    ) -> Result<ControlFlow<()>, Failure> {
+        let Connections { peers, staged, .. } = connections;
+        match run.next() {
+            Next::Done => return Ok(ControlFlow::Break(())),
+            Next::Send(rank, part) => {
+                let peer = at(peers, rank)?;
+                if run.is_written(&part) {
+                    self.write(rank, peer, (run, &part), staged, until).await?;
                 }
-                Next::Receive(rank) => {
-                    let message = self.receive_for(rank, (peers, &all), &run, until).await?;
-                    let peer = at(peers, rank)?;
-                    if let Some(grant) = peer.pass(rank, &message, &mut run, &self.ranks)? {
-                        self.send(rank, &peer.messages, &grant, until).await?;
-                    }
+                self.send(rank, &peer.messages, run.message(&part), until).await?;
+                if Instant::now() >= until {
+                    return Err(self.ranks.late(rank));
+                }
+            }
+            Next::Receive(rank) => {
+                let message = self.receive_for(rank, (peers, all), run, until).await?;
+                let peer = at(peers, rank)?;
+                if let Some(grant) = peer.pass(rank, &message, run, &self.ranks)? {
+                    self.send(rank, &peer.messages, &grant, until).await?;
                 }
             }
         }
-        // So another rank can still complete this call if this one fails in the next call, or its runtime ends.
-        for rank in all {
-            let messages = &at(peers, rank)?.messages;
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Waits until the devices of these ranks have received what this rank has sent. So another rank can still complete this
+    /// call if this one fails in the next call, or its runtime ends.
+    async fn flush(&mut self, peers: &mut [Option<Peer>], ranks: &BTreeSet<usize>, until: Instant) {
+        for rank in ranks.iter().copied() {
+            let Ok(peer) = at(peers, rank) else { continue };
             // A rank that has failed has completed this call, or the next call notices it.
-            let _ = self.within(rank, until, messages.flush()).await;
+            let _ = self.within(rank, until, peer.messages.flush()).await;
         }
-        Ok(())
     }
 
     /// Awaits an operation of a connection, and checks for notices meanwhile.
@@ -520,3 +546,6 @@ fn cancelled() -> ConnectError {
     let tried = "waiting for the program, which no longer joins".to_owned();
     ConnectError::Io { tried, source: ErrorKind::Interrupted.into() }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,5 +1,5 @@
-//! Ranks that die before each step of each collective. The ranks are processes, and the survivors join again with the
-//! next epoch.
+//! Ranks that die before each step of each collective. The ranks are processes, blocking or asynchronous, and the
+//! survivors join again with the next epoch.
 
 use std::io::Write as _;
 use std::net::TcpStream;
@@ -15,6 +15,8 @@ use test_support::program::this_program;
 use super::lane::PIECE_BYTES;
 use super::ranks::Greeting;
 use super::*;
+#[cfg(feature = "async")]
+use crate::aio::world::tests::Asynchronous;
 use crate::bootstrap::link::Tag;
 use crate::call::{Call, Kind};
 use crate::collective::Collective;
@@ -24,14 +26,14 @@ use crate::run::{HEADER_BYTES, is_long};
 use crate::schedule::{Action, BarrierAlgorithm, Blocks, Member, Schedule, Transfer};
 
 /// The variable that selects the deaths: `all`, or by default three of each collective.
-const DEATHS: &str = "RDMA_TEST_DEATHS";
+pub(crate) const DEATHS: &str = "RDMA_TEST_DEATHS";
 
-/// The variable that describes a process of the test: rank, size of the group, address of rank 0, and the number of the
-/// first death.
+/// The variable that describes a process of the test: the rank, the size of the group, and the address of rank 0. The
+/// last two words are the number of the first death, and whether the rank is asynchronous.
 const PROCESS: &str = "RDMA_TEST_DEATHS_PROCESS";
 
 /// Ends a test that hangs. No test waits for it.
-const LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// The number of `u64` in a message, and in a long piece.
 const PIECE: usize = (MESSAGE_BYTES - HEADER_BYTES) / 8;
@@ -180,46 +182,52 @@ fn pieces(schedule: &Schedule) -> impl Iterator<Item = Transfer> {
     })
 }
 
-fn domain() -> ProtectionDomain {
+pub(crate) fn domain() -> ProtectionDomain {
     rdma_soft::install();
     rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap()
 }
 
+/// Returns the settings of a rank in the group of an epoch.
+fn settings(rank: usize, world_size: usize, master: &str, epoch: u64) -> Settings {
+    let (master, hosts) = (master.to_owned(), Vec::new());
+    Settings { rank, world_size, master, epoch, secret: None, hosts }
+}
+
 /// Joins the group of an epoch.
 fn world(rank: usize, size: usize, master: &str, epoch: u64) -> World {
-    let (master, hosts) = (master.to_owned(), Vec::new());
-    let settings = Settings { rank, world_size: size, master, epoch, secret: None, hosts };
-    World::join(&domain(), &settings, [LIMIT; 2]).unwrap()
+    World::join(&domain(), &settings(rank, size, master, epoch), [LIMIT; 2]).unwrap()
 }
 
-/// Passes a run of a collective. `generation` is the number of earlier calls.
-fn with_run<R>(
-    world: &mut World,
-    case: &Case,
-    generation: u64,
-    part: impl FnOnce(&mut World, Run<'_, u64>) -> R,
-) -> R {
-    let kind = case.collective.kind() as u8;
-    let call = Call { kind, element_bytes: 8, generation, ..Call::default() };
-    let [registered, other] = if case.registered { [case.len, 0] } else { [0, case.len] };
-    let mut buffer = Buffer::allocate(&world.pool, registered).unwrap();
-    let mut slice = vec![1_u64; other];
-    buffer.fill(1);
-    let elements = if case.registered { buffer.elements() } else { slice.elements() };
-    let sum = combine(Reduction::Sum);
-    let schedule = case.schedule(world.ranks.own, world.ranks.entries.len());
-    part(world, Run::new(call, schedule, elements, Some(&*sum)))
+/// A rank, blocking or asynchronous.
+pub(crate) trait Rank {
+    fn ranks(&self) -> &Ranks;
+
+    fn pool(&self) -> &BufferPool;
+
+    /// Runs a collective.
+    fn execute(&mut self, run: Run<'_, u64>) -> Result<(), Error>;
+
+    /// [Dies](die) in a collective after that many sends and receives, or also after the WRITE of the next piece.
+    fn die_in(&mut self, run: Run<'_, u64>, steps: usize, writes: bool) -> Result<(), Error>;
+
+    fn connect_to(&mut self, rank: usize, call: Call) -> Result<(), Error>;
 }
 
-/// Runs a collective.
-fn execute(world: &mut World, case: &Case, generation: u64) -> Result<(), Error> {
-    with_run(world, case, generation, World::execute)
-}
+impl Rank for World {
+    fn ranks(&self) -> &Ranks {
+        &self.ranks
+    }
 
-/// Dies in a collective after that many sends and receives, or also after the WRITE of the next piece.
-fn die_in(world: &mut World, case: &Case, steps: usize, writes: bool) -> Result<(), Error> {
-    let die = |world: &mut World, mut run: Run<'_, u64>| {
-        world.call(|world, connections| {
+    fn pool(&self) -> &BufferPool {
+        &self.pool
+    }
+
+    fn execute(&mut self, run: Run<'_, u64>) -> Result<(), Error> {
+        Self::execute(self, run)
+    }
+
+    fn die_in(&mut self, mut run: Run<'_, u64>, steps: usize, writes: bool) -> Result<(), Error> {
+        self.call(|world, connections| {
             let until = after(LIMIT);
             let all = world.prepare(connections, &run, until)?;
             for _ in 0..steps {
@@ -228,18 +236,52 @@ fn die_in(world: &mut World, case: &Case, steps: usize, writes: bool) -> Result<
             let Connections { peers, staged, .. } = connections;
             world.flush(peers, &all, until);
             if writes {
-                let Next::Send(rank, part) = run.next() else { panic!("no piece to write") };
-                assert!(run.is_written(&part));
+                let (rank, part) = next_written(&mut run);
                 world.write(rank, at(peers, rank)?, (&mut run, &part), staged, until)?;
             }
-            die(world)
+            die(world.ranks.own)
         })
-    };
-    with_run(world, case, 1, die)
+    }
+
+    fn connect_to(&mut self, rank: usize, call: Call) -> Result<(), Error> {
+        Self::connect_to(self, rank, call).map(drop)
+    }
 }
 
-fn die(world: &World) -> ! {
-    println!("dies as rank {}", world.ranks.own);
+/// Returns the next piece of a run, which is written to a peer.
+pub(crate) fn next_written(run: &mut Run<'_, u64>) -> (usize, Range<usize>) {
+    let Next::Send(rank, part) = run.next() else { panic!("no piece to write") };
+    assert!(run.is_written(&part));
+    (rank, part)
+}
+
+/// Passes a run of a collective. `generation` is the number of earlier calls.
+fn with_run<W: Rank>(
+    world: &mut W,
+    case: &Case,
+    generation: u64,
+    part: impl FnOnce(&mut W, Run<'_, u64>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let kind = case.collective.kind() as u8;
+    let call = Call { kind, element_bytes: 8, generation, ..Call::default() };
+    let [registered, other] = if case.registered { [case.len, 0] } else { [0, case.len] };
+    let mut buffer = Buffer::allocate(world.pool(), registered).unwrap();
+    let mut slice = vec![1_u64; other];
+    buffer.fill(1);
+    let elements = if case.registered { buffer.elements() } else { slice.elements() };
+    let sum = combine(Reduction::Sum);
+    let schedule = case.schedule(world.ranks().own, world.ranks().entries.len());
+    part(world, Run::new(call, schedule, elements, Some(&*sum)))
+}
+
+/// Runs a collective.
+fn execute(world: &mut impl Rank, case: &Case, generation: u64) -> Result<(), Error> {
+    with_run(world, case, generation, Rank::execute)
+}
+
+/// Ends this process, which is a rank.
+pub(crate) fn die(rank: usize) -> ! {
+    println!("dies as rank {rank}");
     process::abort()
 }
 
@@ -251,7 +293,7 @@ fn die_connecting(world: &mut World, peer: usize, steps: usize) -> Result<(), Er
     world.call(|world, connections| {
         let dies_after = |world: &World, done| {
             if steps == done {
-                die(world);
+                die(world.ranks.own);
             }
         };
         dies_after(world, 0);
@@ -270,7 +312,7 @@ fn die_connecting(world: &mut World, peer: usize, steps: usize) -> Result<(), Er
             let _begun = TcpStream::connect(address).unwrap();
             dies_after(world, 3);
             let _channel = builder.user_bytes(&greeting.bytes).connect(address).unwrap();
-            die(world);
+            die(world.ranks.own);
         }
         let mut listener = builder.listen(world.ranks.any_port()).unwrap();
         let (challenge, message) = Ranks::announce(CONNECT, listener.local_addr().port())?;
@@ -281,7 +323,7 @@ fn die_connecting(world: &mut World, peer: usize, steps: usize) -> Result<(), Er
         dies_after(world, 3);
         let answer = world.ranks.admit_only(peer, client.user_bytes(), challenge).unwrap();
         let _channel = client.accept(&answer).unwrap();
-        die(world)
+        die(world.ranks.own)
     })
 }
 
@@ -298,34 +340,31 @@ const CONNECT: Call = Call {
 };
 
 /// Takes part in one death. Returns only if another rank dies.
-fn live(death: &Death, rank: usize, size: usize, master: &str, epoch: u64) {
-    let mut world = world(rank, size, master, epoch);
+fn live(death: &Death, world: &mut impl Rank) {
+    let rank = world.ranks().own;
     let dies = rank == death.rank;
     let result = match &death.moment {
-        Moment::Unconnected(_) if dies => die(&world),
-        Moment::Unconnected(case) => execute(&mut world, case, 1),
+        Moment::Unconnected(_) if dies => die(rank),
+        Moment::Unconnected(case) => execute(world, case, 1),
         Moment::Step(case, steps) | Moment::Written(case, steps) => {
             let writes = matches!(death.moment, Moment::Written(..));
-            execute(&mut world, case, 0).and_then(|()| match dies {
-                true => die_in(&mut world, case, *steps, writes),
-                false => execute(&mut world, case, 1),
+            execute(world, case, 0).and_then(|()| match dies {
+                true => with_run(world, case, 1, |world, run| world.die_in(run, *steps, writes)),
+                false => execute(world, case, 1),
             })
         }
-        Moment::Connecting(peer, steps) if dies => die_connecting(&mut world, *peer, *steps),
-        Moment::Connecting(peer, _) if rank == *peer => {
-            world.connect_to(death.rank, CONNECT).map(drop)
-        }
+        Moment::Connecting(peer, _) if rank == *peer => world.connect_to(death.rank, CONNECT),
         Moment::Connecting(..) => Ok(()),
     };
     // A rank that does not wait for the dead one may complete its part.
-    let result = result.and_then(|()| execute(&mut world, &BARRIER, 2));
+    let result = result.and_then(|()| execute(world, &BARRIER, 2));
     match result {
         Err(Error::Lost { rank, host }) => {
-            assert_eq!((rank, host), (death.rank, world.ranks.host(death.rank)), "{death:?}");
+            assert_eq!((rank, host), (death.rank, world.ranks().host(death.rank)), "{death:?}");
         }
         other => panic!("{other:?} after {death:?}"),
     }
-    assert!(matches!(execute(&mut world, &BARRIER, 3), Err(Error::Closed)));
+    assert!(matches!(execute(world, &BARRIER, 3), Err(Error::Closed)));
 }
 
 #[test]
@@ -333,47 +372,70 @@ fn live(death: &Death, rank: usize, size: usize, master: &str, epoch: u64) {
 fn process_of_a_rank() {
     let process = env::var(PROCESS).unwrap();
     let words: Vec<_> = process.split(' ').collect();
-    let [rank, size, master, first] = words[..] else { panic!("{process}") };
+    let [rank, size, master, first, is_async] = words[..] else { panic!("{process}") };
     let [rank, size, first] = [rank, size, first].map(|number| number.parse().unwrap());
     for (epoch, death) in deaths(size).iter().enumerate().skip(first) {
-        live(death, rank, size, master, epoch as u64);
+        let settings = settings(rank, size, master, epoch as u64);
+        match death.moment {
+            Moment::Connecting(peer, steps) if death.rank == rank => {
+                let mut world = World::join(&domain(), &settings, [LIMIT; 2]).unwrap();
+                die_connecting(&mut world, peer, steps).unwrap();
+            }
+            #[cfg(feature = "async")]
+            _ if is_async == "true" => live(death, &mut Asynchronous::join(settings)),
+            _ => {
+                assert_eq!(is_async, "false");
+                live(death, &mut World::join(&domain(), &settings, [LIMIT; 2]).unwrap());
+            }
+        }
     }
 }
 
-fn start(rank: usize, size: usize, master: &str, first: usize) -> Output {
+fn start(rank: usize, size: usize, master: &str, first: usize, is_async: bool) -> Output {
     let mut command = this_program();
     command.args(["--exact", "world::tests::process_of_a_rank", "--ignored", "--nocapture"]);
-    command.env(PROCESS, format!("{rank} {size} {master} {first}"));
+    command.env(PROCESS, format!("{rank} {size} {master} {first} {is_async}"));
     command.output().unwrap()
 }
 
 /// Runs the processes of a rank: a new one after each death.
-fn lives(rank: usize, size: usize, master: &str) {
+fn lives(rank: usize, size: usize, master: &str, is_async: bool) {
     let deaths = deaths(size);
     let own = deaths.iter().enumerate().filter(|(_, death)| death.rank == rank);
     let mut first = 0;
     for (epoch, _) in own {
-        let output = start(rank, size, master, first);
+        let output = start(rank, size, master, first, is_async);
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(text.ends_with(&format!("dies as rank {rank}\n")), "rank {rank}: {output:?}");
         assert_eq!(output.status.signal(), Some(6), "rank {rank}: {output:?}");
         first = epoch + 1;
     }
-    let output = start(rank, size, master, first);
+    let output = start(rank, size, master, first, is_async);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains(" 1 passed"), "rank {rank}: {output:?}");
+}
+
+/// Runs all deaths of a group.
+fn all_deaths(size: usize, is_async: bool) {
+    let master = &*free_address().to_string();
+    thread::scope(|threads| {
+        for rank in 0..size {
+            threads.spawn(move || lives(rank, size, master, is_async));
+        }
+    });
 }
 
 #[test]
 fn the_death_of_a_rank_before_each_step_is_named_on_all_others() {
     for size in [4, 5] {
-        let master = &*free_address().to_string();
-        thread::scope(|threads| {
-            for rank in 0..size {
-                threads.spawn(move || lives(rank, size, master));
-            }
-        });
+        all_deaths(size, false);
     }
+}
+
+#[cfg(feature = "async")]
+#[test]
+fn the_death_of_a_rank_before_each_step_is_named_on_all_asynchronous_ranks() {
+    all_deaths(5, true);
 }
 
 /// Connects to a rank again and again. Each connection is wrong in one of several ways. Calls `attacked` after some of

@@ -1,0 +1,70 @@
+//! Asynchronous ranks that die before each step of each collective, in the [tests](crate::world::tests) of all ranks.
+
+use rdma_mem::BufferPool;
+use tokio::runtime::{Builder, Runtime};
+
+use super::*;
+use crate::world::tests::{LIMIT, Rank, die, domain, next_written};
+
+/// A rank whose runtime has a single thread.
+pub(crate) struct Asynchronous {
+    world: World,
+    runtime: Runtime,
+}
+
+impl Asynchronous {
+    pub(crate) fn join(settings: Settings) -> Self {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let joined = runtime.block_on(World::join(&domain(), settings, [LIMIT; 2]));
+        Self { world: joined.unwrap(), runtime }
+    }
+}
+
+impl Rank for Asynchronous {
+    fn ranks(&self) -> &Ranks {
+        &self.world.ranks
+    }
+
+    fn pool(&self) -> &BufferPool {
+        self.world.pool.as_blocking()
+    }
+
+    fn execute(&mut self, run: Run<'_, u64>) -> Result<(), Error> {
+        self.runtime.block_on(self.world.execute(run))
+    }
+
+    fn die_in(&mut self, run: Run<'_, u64>, steps: usize, writes: bool) -> Result<(), Error> {
+        self.runtime.block_on(async {
+            let (mut connections, call) = self.world.begin()?;
+            let result = call.world.die_in(&mut connections, run, steps, writes).await;
+            call.end(connections, result).await
+        })
+    }
+
+    fn connect_to(&mut self, rank: usize, call: Call) -> Result<(), Error> {
+        self.runtime.block_on(self.world.connect_to(rank, call)).map(drop)
+    }
+}
+
+impl World {
+    async fn die_in(
+        &mut self,
+        connections: &mut Connections,
+        mut run: Run<'_, u64>,
+        steps: usize,
+        writes: bool,
+    ) -> Result<(), Failure> {
+        let until = after(LIMIT);
+        let all = self.prepare(connections, &run, until).await?;
+        for _ in 0..steps {
+            assert!(self.step(connections, &all, &mut run, until).await?.is_continue());
+        }
+        let Connections { peers, staged, .. } = connections;
+        self.flush(peers, &all, until).await;
+        if writes {
+            let (rank, part) = next_written(&mut run);
+            self.write(rank, at(peers, rank)?, (&mut run, &part), staged, until).await?;
+        }
+        die(self.ranks.own)
+    }
+}
