@@ -447,3 +447,6 @@ rdma_types::debug_messages!(enum BarrierError {
     NoSuchRank { rank, world_size }, WorldSize { rank, theirs, ours }, Timeout { rank, timeout },
     Mismatch { rank }, TransportError { rank, source }, Forked(it),
 });
+
+#[cfg(test)]
+mod tests;
