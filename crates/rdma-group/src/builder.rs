@@ -48,8 +48,7 @@ impl<'a> GroupBuilder<'a> {
         Self::with(pd, Settings { rank, world_size, master, epoch: 0, secret: None, hosts })
     }
 
-    /// Returns a builder with the rank, size, address, epoch and secret of the environment. See
-    /// [`Group::from_environment`].
+    /// Returns a builder with the rank, size, address and secret of the environment. See [`Group::from_environment`].
     ///
     /// # Errors
     /// [`Error::NoLauncher`], [`Error::MissingVariable`] or [`Error::BadVariable`].

@@ -39,8 +39,6 @@ struct Launcher {
     world_size: &'static str,
     /// Returns the address of rank 0, unless `RDMA_MASTER` states it.
     master: fn(&Variables<'_>) -> Result<String, Error>,
-    /// A variable that counts the restarts of the group.
-    epoch: Option<&'static str>,
     /// Returns the hosts of that many ranks, or none if they are unknown.
     hosts: fn(&Variables<'_>, usize) -> Vec<String>,
 }
@@ -52,7 +50,6 @@ const LAUNCHERS: [Launcher; 5] = [
         rank: "RDMA_RANK",
         world_size: "RDMA_WORLD_SIZE",
         master: only_stated,
-        epoch: None,
         hosts: unknown,
     },
     Launcher {
@@ -60,7 +57,6 @@ const LAUNCHERS: [Launcher; 5] = [
         rank: "RANK",
         world_size: "WORLD_SIZE",
         master: of_torchrun,
-        epoch: Some("TORCHELASTIC_RESTART_COUNT"),
         hosts: unknown,
     },
     Launcher {
@@ -68,7 +64,6 @@ const LAUNCHERS: [Launcher; 5] = [
         rank: "OMPI_COMM_WORLD_RANK",
         world_size: "OMPI_COMM_WORLD_SIZE",
         master: only_stated,
-        epoch: None,
         hosts: unknown,
     },
     Launcher {
@@ -76,7 +71,6 @@ const LAUNCHERS: [Launcher; 5] = [
         rank: "PMI_RANK",
         world_size: "PMI_SIZE",
         master: only_stated,
-        epoch: None,
         hosts: unknown,
     },
     Launcher {
@@ -84,7 +78,6 @@ const LAUNCHERS: [Launcher; 5] = [
         rank: "SLURM_PROCID",
         world_size: "SLURM_NTASKS",
         master: of_slurm,
-        epoch: None,
         hosts: of_block_distribution,
     },
 ];
@@ -116,21 +109,25 @@ impl Settings {
     pub(crate) fn from_variables(get: &dyn Fn(&str) -> Option<String>) -> Result<Self, Error> {
         // An empty variable has no effect.
         let get = &|variable: &str| get(variable).filter(|value| !value.is_empty());
-        let launcher = LAUNCHERS.iter().find(|launcher| get(launcher.rank).is_some());
-        let launcher = launcher.ok_or(Error::NoLauncher)?;
+        // With `--mpi=pmi2`, srun also sets the variables of PMI, but not `RDMA_MASTER`.
+        let is_srun =
+            get("PMI_RANK") == get("SLURM_PROCID") && get("PMI_SIZE") == get("SLURM_NTASKS");
+        let has_rank = |it: &&Launcher| get(it.rank).is_some() && !(is_srun && it.name == "PMI");
+        let launcher = LAUNCHERS.iter().find(has_rank).ok_or(Error::NoLauncher)?;
         let variables = Variables { get, launcher: launcher.name };
         let master = match get("RDMA_MASTER") {
             Some(stated) => stated,
             None => (launcher.master)(&variables)?,
         };
-        let restarts = launcher.epoch.filter(|epoch| get(epoch).is_some());
         let rank = variables.number(launcher.rank)?;
         let world_size = variables.number(launcher.world_size)?;
         Ok(Self {
             rank,
             world_size,
             master,
-            epoch: restarts.map_or(Ok(0), |restarts| variables.number(restarts))?,
+            // torchrun ends all processes of a group before it starts the next one. Its counts of restarts differ
+            // between hosts.
+            epoch: 0,
             secret: get("RDMA_GROUP_SECRET").map(String::into_bytes),
             hosts: (launcher.hosts)(&variables, world_size),
         })
@@ -168,18 +165,19 @@ fn unknown(_: &Variables<'_>, _: usize) -> Vec<String> {
     Vec::new()
 }
 
-/// Returns the hosts of the ranks of a Slurm step. They are unknown if the step is distributed in another way than in
-/// blocks, or its variables do not fit.
+/// Returns the hosts of the ranks of a Slurm step. They are unknown if the variables do not fit, or if the step is
+/// distributed in another way than in blocks. With one rank on each host, the cyclic distribution is equal.
 fn of_block_distribution(variables: &Variables<'_>, world_size: usize) -> Vec<String> {
     let get = variables.get;
-    let is_other = get("SLURM_DISTRIBUTION").is_some_and(|it| !it.starts_with("block"));
-    if is_other || world_size > MOST_RANKS {
+    if world_size > MOST_RANKS {
         return Vec::new();
     }
     let hosts = get("SLURM_STEP_NODELIST").map(|list| hosts_in(&list, world_size));
     let tasks = get("SLURM_STEP_TASKS_PER_NODE").and_then(|tasks| tasks_in(&tasks, world_size));
     let (hosts, tasks) = (hosts.unwrap_or_default(), tasks.unwrap_or_default());
-    if hosts.len() != tasks.len() {
+    let distribution = get("SLURM_DISTRIBUTION").unwrap_or("block".to_owned());
+    let is_alone = distribution.starts_with("cyclic") && tasks.len() == world_size;
+    if hosts.len() != tasks.len() || !(distribution.starts_with("block") || is_alone) {
         return Vec::new();
     }
     let of_host = |(host, tasks)| iter::repeat_n(host, tasks);
@@ -270,12 +268,12 @@ mod tests {
         Settings::from_variables(&get)
     }
 
-    fn settings(rank: usize, world_size: usize, master: &str, epoch: u64) -> Settings {
+    fn settings(rank: usize, world_size: usize, master: &str) -> Settings {
         Settings {
             rank,
             world_size,
             master: master.to_owned(),
-            epoch,
+            epoch: 0,
             secret: None,
             hosts: Vec::new(),
         }
@@ -287,7 +285,7 @@ mod tests {
         let error = read(&variables).unwrap_err();
         assert_eq!(error.to_string(), "torchrun has not set MASTER_PORT");
         variables.push(("MASTER_PORT", "29500"));
-        assert_eq!(read(&variables).unwrap(), settings(3, 8, "node1:29501", 0));
+        assert_eq!(read(&variables).unwrap(), settings(3, 8, "node1:29501"));
         let mut last = variables.clone();
         last[3].1 = "65535";
         let error = read(&last).unwrap_err().to_string();
@@ -295,9 +293,8 @@ mod tests {
             error.starts_with("MASTER_PORT is \"65535\", but it must be at most 65534"),
             "{error}"
         );
-        variables.extend([("RDMA_RANK", ""), ("TORCHELASTIC_RESTART_COUNT", "2")]);
-        variables.push(("RDMA_MASTER", "ib1:7"));
-        assert_eq!(read(&variables).unwrap(), settings(3, 8, "ib1:7", 2));
+        variables.extend([("RDMA_RANK", ""), ("RDMA_MASTER", "ib1:7")]);
+        assert_eq!(read(&variables).unwrap(), settings(3, 8, "ib1:7"));
     }
 
     #[test]
@@ -309,7 +306,13 @@ mod tests {
             ("SLURM_JOB_ID", "1001"),
             ("SLURM_STEP_ID", "1"),
         ];
-        assert_eq!(read(&variables).unwrap(), settings(5, 6, "gpu03:18009", 0));
+        assert_eq!(read(&variables).unwrap(), settings(5, 6, "gpu03:18009"));
+        let [pmi, others] = [["5", "6"], ["0", "2"]].map(|[rank, size]| {
+            [&variables[..], &[("PMI_RANK", rank), ("PMI_SIZE", size)]].concat()
+        });
+        assert_eq!(read(&pmi).unwrap(), settings(5, 6, "gpu03:18009"));
+        let error = read(&others).unwrap_err().to_string();
+        assert!(error.starts_with("PMI has not set RDMA_MASTER"), "{error}");
         for (list, first) in [
             ("a", "a"),
             ("a,b[1-2]", "a"),
@@ -343,10 +346,10 @@ mod tests {
 
     #[test]
     fn slurm_states_the_host_of_each_rank() {
-        let hosts = |tasks: &str, distribution: &str| {
+        let hosts_of = |size: &str, tasks: &str, distribution: &str| {
             let variables = [
                 ("SLURM_PROCID", "0"),
-                ("SLURM_NTASKS", "6"),
+                ("SLURM_NTASKS", size),
                 ("SLURM_STEP_NODELIST", "gpu[1-3],login1"),
                 ("SLURM_JOB_ID", "1001"),
                 ("SLURM_STEP_TASKS_PER_NODE", tasks),
@@ -354,10 +357,13 @@ mod tests {
             ];
             read(&variables).unwrap().hosts.join(" ")
         };
+        let hosts = |tasks: &str, distribution: &str| hosts_of("6", tasks, distribution);
         let in_blocks = "gpu1 gpu1 gpu2 gpu2 gpu3 login1";
         assert_eq!(hosts("2(x2),1(x2)", ""), in_blocks);
         assert_eq!(hosts("2,2,1,1", "block:cyclic"), in_blocks);
         assert_eq!(hosts("2(x2),1(x2)", "cyclic"), "");
+        assert_eq!(hosts_of("4", "1(x4)", "cyclic"), "gpu1 gpu2 gpu3 login1");
+        assert_eq!(hosts_of("4", "1(x4)", "arbitrary"), "");
         for wrong in ["", "2(x2),1", "2(x2),1(x3)", "2(x2", "x", "2(x2),1(x99999999999)", "3(x4)"] {
             assert_eq!(hosts(wrong, ""), "", "{wrong}");
         }
@@ -397,7 +403,7 @@ mod tests {
                 format!("{launcher} has not set RDMA_MASTER: set it to HOST:PORT of rank 0")
             );
             variables.push(("RDMA_MASTER", "h:1"));
-            assert_eq!(read(&variables).unwrap(), settings(1, 2, "h:1", 0));
+            assert_eq!(read(&variables).unwrap(), settings(1, 2, "h:1"));
         }
     }
 

@@ -69,8 +69,8 @@ impl Group {
     /// | PMI | `PMI_RANK`, `PMI_SIZE` | `RDMA_MASTER` is required |
     /// | Slurm | `SLURM_PROCID`, `SLURM_NTASKS` | first host of `SLURM_STEP_NODELIST`, with a port that depends on the job |
     ///
-    /// If several ranks are set, the first one in this table counts. `TORCHELASTIC_RESTART_COUNT` of torchrun is the
-    /// epoch, and `RDMA_GROUP_SECRET` is the secret.
+    /// If several ranks are set, the first one in this table counts. The exception is `srun --mpi=pmi2`: if the variables
+    /// of PMI equal those of Slurm, the launcher is Slurm. `RDMA_GROUP_SECRET` is the secret. The epoch is 0.
     ///
     /// # Errors
     /// [`Error::NoLauncher`], [`Error::MissingVariable`] or [`Error::BadVariable`]; otherwise the same errors as
