@@ -31,7 +31,10 @@ const STRANGERS: usize = 64;
 /// The connections that wait to be accepted, if the group is not larger.
 const BACKLOG: usize = 1024;
 
-/// The maximum time of an attempt to connect to one of several addresses of rank 0.
+/// The shortest pause between attempts to connect to rank 0, and the shortest time of an attempt.
+const SHORTEST: Duration = Duration::from_millis(10);
+
+/// The maximum time of an attempt to connect to one of several addresses of rank 0, or to connect again.
 const ATTEMPT: Duration = Duration::from_secs(3);
 
 /// The time that rank 0 has to send its decision after its own limit.
@@ -58,7 +61,7 @@ pub(crate) fn join(
         let listener = listen(&addresses, settings.world_size).map_err(listening)?;
         return Root::new(settings, limit, keys, listener, entry)?.gather(until);
     }
-    let stream =
+    let mut stream =
         connect(&addresses, until).map_err(Error::io(format!("connecting to {master}")))?;
     let failed = |error: io::Error| Error::Join {
         address: master.clone(),
@@ -67,12 +70,21 @@ pub(crate) fn join(
     };
     let own = entry(stream.local_addr().map_err(failed)?.ip())?;
     let most = Table::most(settings.world_size);
-    let mut link = Link::new(stream, Arc::clone(keys), false, most).map_err(failed)?;
-    match enter(settings, &mut link, own, until, limit).map_err(failed)? {
-        Ok(table) => Ok((table, Star::new(settings.rank, vec![Some(link)]))),
-        Err(reason) => {
-            let address = master.clone();
-            Err(Error::Refused { address, rank: settings.rank, reason })
+    loop {
+        let mut link = Link::new(stream, Arc::clone(keys), false, most).map_err(failed)?;
+        let challenge = challenge(&mut link, until).map_err(failed)?;
+        match enter(settings, &mut link, challenge, own.clone(), until, limit) {
+            Ok(Ok(table)) => return Ok((table, Star::new(settings.rank, vec![Some(link)]))),
+            Ok(Err(reason)) => {
+                let address = master.clone();
+                return Err(Error::Refused { address, rank: settings.rank, reason });
+            }
+            Err(error) if !is_end(&error) => return Err(failed(error)),
+            // During a flood of strangers, rank 0 may drop a rank. If it does not listen any more, it has failed.
+            Err(error) => {
+                let again = until.min(Instant::now() + ATTEMPT);
+                stream = attempt(&addresses, again).map_err(|_| failed(error))?;
+            }
         }
     }
 }
@@ -95,39 +107,53 @@ const fn most_half_open(world_size: usize) -> usize {
 
 /// Connects to rank 0, which may not listen yet.
 fn connect(addresses: &[SocketAddr], until: Instant) -> io::Result<TcpStream> {
-    let mut pause = Duration::from_millis(10);
+    let mut pause = SHORTEST;
     loop {
-        let mut last = io::Error::from(ErrorKind::NotFound);
-        for address in addresses {
-            let mut left = until.saturating_duration_since(Instant::now()).max(pause);
-            if addresses.len() > 1 {
-                left = left.min(ATTEMPT);
+        match attempt(addresses, until) {
+            Err(_) if Instant::now() < until => {
+                thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_millis(250));
             }
-            match TcpStream::connect_timeout(address, left) {
-                Ok(stream) => return Ok(stream),
-                Err(error) => last = error,
-            }
+            result => return result,
         }
-        if Instant::now() >= until {
-            return Err(last);
-        }
-        thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(250));
     }
 }
 
-/// Joins at rank 0. The inner error is the reason why rank 0 has refused this rank.
+/// Tries to connect to each address of rank 0. Returns the last error if none accepts.
+fn attempt(addresses: &[SocketAddr], until: Instant) -> io::Result<TcpStream> {
+    let mut last = io::Error::from(ErrorKind::NotFound);
+    for address in addresses {
+        let mut left = until.saturating_duration_since(Instant::now()).max(SHORTEST);
+        if addresses.len() > 1 {
+            left = left.min(ATTEMPT);
+        }
+        match TcpStream::connect_timeout(address, left) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, what)
+}
+
+/// Receives the nonce of rank 0.
+fn challenge(link: &mut Link, until: Instant) -> io::Result<Nonce> {
+    let (_, challenge) = link.receive(until)?;
+    Nonce::try_from(challenge).map_err(|_| invalid("the challenge has another length"))
+}
+
+/// Joins at rank 0, which has sent `theirs`. The inner error is the reason why rank 0 has refused this rank.
 fn enter(
     settings: &Settings,
     link: &mut Link,
+    theirs: Nonce,
     entry: Entry,
     until: Instant,
     limit: Duration,
 ) -> io::Result<Result<Table, String>> {
-    let (_, challenge) = link.receive(until)?;
-    let invalid = |what: &str| io::Error::new(ErrorKind::InvalidData, what);
-    let theirs =
-        Nonce::try_from(challenge).map_err(|_| invalid("the challenge has another length"))?;
     let own = nonce()?;
     let join = Join {
         nonce: own,
@@ -149,11 +175,15 @@ fn enter(
     }
 }
 
+/// Returns true if the other end has closed the connection.
+fn is_end(error: &io::Error) -> bool {
+    let ends = [ErrorKind::UnexpectedEof, ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
+    ends.contains(&error.kind())
+}
+
 fn reason(error: &io::Error) -> String {
     match error.kind() {
-        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => {
-            "rank 0 closed the connection: check its output".to_owned()
-        }
+        _ if is_end(error) => "rank 0 closed the connection: check its output".to_owned(),
         ErrorKind::TimedOut => "rank 0 did not answer in time".to_owned(),
         _ => error.to_string(),
     }
