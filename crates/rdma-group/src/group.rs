@@ -321,6 +321,25 @@ impl Group {
     /// # Errors
     /// [`Error::Argument`] if the lengths do not fit. Otherwise see [failures](Self#failures). A block whose length
     /// differs at its two ends is an [`Error::Mismatch`].
+    ///
+    /// # Examples
+    /// Ranks that first exchange the lengths:
+    /// ```
+    /// # use rdma_group::Group;
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let mut group = Group::builder(&pd, 0, 1, "127.0.0.1:7471").join()?;
+    /// // This rank sends as many words to a rank as the number of that rank, and one more.
+    /// let send_counts: Vec<_> = (1..=group.world_size()).collect();
+    /// let sent = vec![group.rank() as u64; send_counts.iter().sum()];
+    /// let mut counts: Vec<_> = send_counts.iter().map(|count| *count as u64).collect();
+    /// group.all_to_all(&mut counts)?;
+    /// let receive_counts: Vec<_> = counts.iter().map(|count| *count as usize).collect();
+    /// let mut received = vec![0; receive_counts.iter().sum()];
+    /// group.all_to_all_v(&sent, &send_counts, &mut received, &receive_counts)?;
+    /// assert!(received.is_sorted());
+    /// # Ok::<(), rdma_group::Error>(())
+    /// ```
     #[doc(alias = "MPI_Alltoallv")]
     pub fn all_to_all_v<T: Pod>(
         &mut self,
