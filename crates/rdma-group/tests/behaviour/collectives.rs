@@ -186,3 +186,17 @@ fn ranks_in_processes_run_all_collectives() {
     let size = env::var("RDMA_TEST_RANKS").map_or(8, |size| size.parse().unwrap());
     processes(size, "collectives", "", &[]);
 }
+
+/// Calls two collectives that connect each rank to few others.
+pub(crate) fn few(group: &mut Group) {
+    group.barrier().unwrap();
+    let mut ranks = [1_u64];
+    group.all_reduce(&mut ranks, Reduction::Sum).unwrap();
+    assert_eq!(ranks, [group.world_size() as u64]);
+}
+
+#[test]
+#[ignore = "starts a thousand processes, which take about 18 GB"]
+fn a_thousand_ranks_run_a_barrier_and_a_sum() {
+    processes(1000, "few", "", &[]);
+}

@@ -107,6 +107,7 @@ fn child() {
     let builder = GroupBuilder::from_environment(&pd).unwrap().limit(LIMIT).join_limit(JOIN_LIMIT);
     match part {
         "collectives" => crate::collectives::blocking::part(&mut builder.join().unwrap()),
+        "few" => crate::collectives::few(&mut builder.join_limit(LIMIT).join().unwrap()),
         "death" => crate::failures::death(&mut builder.join().unwrap(), argument),
         "launcher" => crate::launchers::part(&mut builder.join().unwrap(), argument),
         #[cfg(feature = "async")]
