@@ -105,7 +105,7 @@ impl World {
     pub(crate) fn connect_to(&mut self, rank: usize, call: Call) -> Result<Channel, Error> {
         self.call(|world, connections| {
             let until = after(world.ranks.limit);
-            world.connect(connections, &BTreeSet::from([rank]), until)?;
+            world.connect(connections, &BTreeSet::from([rank]), None, until)?;
             let peer = at(&mut connections.peers, rank)?;
             if rank < world.ranks.own {
                 return world.accept_from(rank, peer, call, until);
@@ -178,7 +178,7 @@ impl World {
         until: Instant,
     ) -> Result<BTreeSet<usize>, Failure> {
         let all: BTreeSet<_> = run.peers().collect();
-        self.connect(connections, &all, until)?;
+        self.connect(connections, &all, Some(run.call()), until)?;
         let writers: BTreeSet<_> = run.writers().collect();
         for rank in writers {
             self.open(rank, at(&mut connections.peers, rank)?, until)?;
@@ -338,7 +338,11 @@ impl World {
                 Some(message) if peer.lane.process(&message) => {}
                 Some(message) => return Ok(message),
                 None => {
-                    let Some(other) = looks.next(rank, all) else { continue };
+                    let Some(other) = looks.next(all) else { continue };
+                    if other == rank {
+                        self.ranks.star.waits(*run.call());
+                        continue;
+                    }
                     let peer = at(peers, other)?;
                     let receive = || peer.messages.receive().ok().flatten();
                     let message = if peer.is_ahead() { None } else { receive() };
@@ -393,11 +397,13 @@ impl World {
     }
 
     /// Connects to the peers that have a higher rank, and accepts those that have a lower one. A thread for each higher
-    /// rank waits until that rank accepts. Meanwhile, this thread accepts, and checks for notices.
+    /// rank waits until that rank accepts. Meanwhile, this thread accepts, and checks for notices. `call` is the call that
+    /// all ranks of a group make.
     fn connect(
         &mut self,
         connections: &mut Connections,
         wanted: &BTreeSet<usize>,
+        call: Option<&Call>,
         until: Instant,
     ) -> Result<(), Failure> {
         let Connections { listener, peers, .. } = connections;
@@ -425,10 +431,14 @@ impl World {
                 peers.get_mut(peer).map(|place| place.insert(started));
             }
             self.ranks.check(missing, until)?;
+            let is_late = probes.are_due();
+            if let Some(call) = call.filter(|_| is_late) {
+                self.ranks.star.waits(*call);
+            }
             let address = self.ranks.address(missing)?;
             let is_gone =
                 || TcpStream::connect_timeout(&address, CHECK).is_err_and(|it| is_refusal(&it));
-            if self.ranks.star.has_left(missing) || probes.are_due() && is_gone() {
+            if self.ranks.star.has_left(missing) || is_late && is_gone() {
                 return Err(Failure::Lost(missing));
             }
         }

@@ -117,7 +117,7 @@ impl World {
         call: Call,
     ) -> Result<Connection, Failure> {
         let until = after(self.ranks.limit);
-        self.connect(connections, &BTreeSet::from([rank]), until).await?;
+        self.connect(connections, &BTreeSet::from([rank]), None, until).await?;
         let peer = at(&mut connections.peers, rank)?;
         let options = ConnectionOptions::new(&self.pd).rendezvous_timeout(self.ranks.limit);
         if rank > self.ranks.own {
@@ -188,7 +188,7 @@ impl World {
         until: Instant,
     ) -> Result<BTreeSet<usize>, Failure> {
         let all: BTreeSet<_> = run.peers().collect();
-        self.connect(connections, &all, until).await?;
+        self.connect(connections, &all, Some(run.call()), until).await?;
         let writers: BTreeSet<_> = run.writers().collect();
         for rank in writers {
             self.open(rank, at(&mut connections.peers, rank)?, until).await?;
@@ -321,7 +321,11 @@ impl World {
                 Some(Some(message)) => return Ok(message),
                 Some(None) => return Err(Failure::Lost(rank)),
                 None => {
-                    let Some(other) = looks.next(rank, all) else { continue };
+                    let Some(other) = looks.next(all) else { continue };
+                    if other == rank {
+                        self.ranks.star.waits(*run.call());
+                        continue;
+                    }
                     let peer = at(peers, other)?;
                     let message = match peer.is_ahead() {
                         true => None,
@@ -402,11 +406,13 @@ impl World {
         Ok(())
     }
 
-    /// Connects to the peers that have a higher rank, and accepts those that have a lower one.
+    /// Connects to the peers that have a higher rank, and accepts those that have a lower one. `call` is the call that all
+    /// ranks of a group make.
     async fn connect(
         &mut self,
         connections: &mut Connections,
         wanted: &BTreeSet<usize>,
+        call: Option<&Call>,
         until: Instant,
     ) -> Result<(), Failure> {
         let Connections { listener, peers, .. } = connections;
@@ -437,11 +443,15 @@ impl World {
                 () = sleep(CHECK) => {}
             }
             self.ranks.check(missing, until)?;
+            let is_late = probes.are_due();
+            if let Some(call) = call.filter(|_| is_late) {
+                self.ranks.star.waits(*call);
+            }
             let probe = async {
                 let connects = TcpStream::connect(self.ranks.address(missing)?);
                 Ok(matches!(timeout(CHECK, connects).await, Ok(Err(error)) if is_refusal(&error)))
             };
-            if self.ranks.star.has_left(missing) || probes.are_due() && probe.await? {
+            if self.ranks.star.has_left(missing) || is_late && probe.await? {
                 return Err(Failure::Lost(missing));
             }
         }

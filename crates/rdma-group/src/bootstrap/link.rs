@@ -20,7 +20,7 @@ pub(crate) type Nonce = [u8; 16];
 pub(crate) type Tag = [u8; 32];
 
 /// The version of the frames and of the messages of collectives.
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 const MAGIC: [u8; 4] = *b"RDMG";
 const HEADER: usize = 12;
 
@@ -44,9 +44,11 @@ pub(crate) enum Kind {
     Goodbye,
     /// A value of an exchange, which needs the feature `serde`.
     Value,
+    /// The call in which a rank waits.
+    Waiting,
 }
 
-const KINDS: [Kind; 7] = [
+const KINDS: [Kind; 8] = [
     Kind::Challenge,
     Kind::Join,
     Kind::Table,
@@ -54,6 +56,7 @@ const KINDS: [Kind; 7] = [
     Kind::Notice,
     Kind::Goodbye,
     Kind::Value,
+    Kind::Waiting,
 ];
 
 /// The keys that are derived from the group's secret.
@@ -163,6 +166,15 @@ impl Link {
             let _ = self.stream.shutdown(Shutdown::Both);
         }
         sent
+    }
+
+    /// Sends a short frame if the socket has room. Otherwise the frame is dropped.
+    pub(crate) fn offer(&mut self, kind: Kind, payload: &[u8]) {
+        let now = Instant::now();
+        // A socket that can be written has more room than a short frame takes.
+        if matches!(wait_for(&[self.awaited(PollFlags::OUT)], now), Ok(true)) {
+            let _ = self.send(kind, payload, now);
+        }
     }
 
     fn write(&mut self, mut rest: &[u8], until: Instant) -> io::Result<()> {

@@ -2,13 +2,18 @@
 //!
 //! A rank that detects a failure reports it to rank 0 before it closes its connections. Rank 0 decides which rank is the
 //! cause, and notifies all. No thread serves these connections: each rank checks them while it waits in a collective.
+//!
+//! Ranks that make different calls may wait for each other without a message between them. So a rank that waits for long
+//! sends its call to rank 0, which compares it with those of other ranks.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
 use super::link::{Kind, Link, wait_for};
 use super::table::Table;
+use crate::call::Call;
 
 /// The reason that a group is closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,11 +54,13 @@ pub(crate) struct Star {
     links: Vec<Option<Link>>,
     /// The reason that the group is closed, once it is known here.
     notice: Option<Notice>,
+    /// On rank 0: the last call in which each rank has waited for long.
+    waiting: BTreeMap<usize, Call>,
 }
 
 impl Star {
     pub(crate) const fn new(rank: usize, links: Vec<Option<Link>>) -> Self {
-        Self { rank, links, notice: None }
+        Self { rank, links, notice: None, waiting: BTreeMap::new() }
     }
 
     /// Returns the connections, for an exchange of values. Rank 0 has one for each rank, the others have only one.
@@ -93,10 +100,16 @@ impl Star {
     /// Returns the notices that have arrived, by the ranks that sent them. The end of a connection without a goodbye is
     /// the notice of a lost rank.
     fn reports(&mut self) -> Vec<(usize, Notice)> {
-        let mut reports = Vec::new();
+        let (mut reports, mut waiting) = (Vec::new(), Vec::new());
         for (rank, place) in self.links.iter_mut().enumerate() {
             let Some(link) = place else { continue };
-            match link.poll_receive() {
+            let received = loop {
+                match link.poll_receive() {
+                    Ok(Some((Kind::Waiting, bytes))) => waiting.push((rank, bytes)),
+                    other => break other,
+                }
+            };
+            match received {
                 Ok(None) => continue,
                 Ok(Some((Kind::Goodbye, _))) => {}
                 Ok(Some((Kind::Notice, bytes))) => {
@@ -107,7 +120,37 @@ impl Star {
             }
             *place = None;
         }
+        for (rank, bytes) in waiting {
+            let difference = Call::split(&bytes).and_then(|(call, _)| self.compare(rank, call));
+            reports.extend(difference.map(|notice| (rank, notice)));
+        }
         reports
+    }
+
+    /// Sends the call in which this rank waits for long to rank 0, or compares it there.
+    pub(crate) fn waits(&mut self, call: Call) {
+        if self.rank == 0 {
+            if let Some(difference) = self.compare(0, call) {
+                self.close(difference);
+            }
+        } else if let Some(link) = self.links.iter_mut().flatten().next() {
+            link.offer(Kind::Waiting, &call.to_bytes());
+        }
+    }
+
+    /// Compares the call of a rank with those of the others. Returns the first difference. Calls with the same number in
+    /// the same group must be equal.
+    fn compare(&mut self, rank: usize, call: Call) -> Option<Notice> {
+        let differs = |other: &Call| {
+            (other.group, other.generation) == (call.group, call.generation) && *other != call
+        };
+        let other = self.waiting.iter().find(|(_, other)| differs(other));
+        let difference = other.map(|(other, theirs)| Notice {
+            rank,
+            error: format!("it called {call}, but rank {other} called {theirs}"),
+        });
+        self.waiting.insert(rank, call);
+        difference
     }
 
     /// Returns true if that rank is rank 0, and has left without an error.

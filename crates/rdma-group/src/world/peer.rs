@@ -106,21 +106,22 @@ impl<M, R: Deref<Target = [u8]>> Peer<M, R> {
     }
 }
 
-/// The looks of a rank at its other peers while it waits for one of them.
+/// The looks of a rank at its peers while it waits for one of them.
 #[derive(Default)]
 pub(crate) struct Looks {
     /// `None` before the first wait.
     times: Option<Probes>,
-    others: BTreeSet<usize>,
+    peers: BTreeSet<usize>,
 }
 
 impl Looks {
-    /// Returns the peer to look at, if it is time for that. Only one at a time, so that the awaited one stays first.
-    pub(crate) fn next(&mut self, awaited: usize, all: &BTreeSet<usize>) -> Option<usize> {
-        if self.others.is_empty() && self.times.get_or_insert_with(Probes::new).are_due() {
-            self.others.extend(all.iter().filter(|other| **other != awaited));
+    /// Returns the peer to look at, if it is time for that. Only one at a time, so that the awaited one stays first. Its
+    /// own turn is the time to report that this rank waits.
+    pub(crate) fn next(&mut self, all: &BTreeSet<usize>) -> Option<usize> {
+        if self.peers.is_empty() && self.times.get_or_insert_with(Probes::new).are_due() {
+            self.peers.clone_from(all);
         }
-        self.others.pop_first()
+        self.peers.pop_first()
     }
 }
 

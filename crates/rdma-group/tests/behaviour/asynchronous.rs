@@ -250,6 +250,18 @@ fn a_block_with_different_lengths_at_its_ends_is_a_mismatch_on_both_asynchronous
     }
 }
 
+/// Ranks 0 and 1 wait for each other, and rank 2 waits for rank 0.
+#[test]
+fn different_collectives_without_messages_between_asynchronous_ranks_are_named() {
+    let part = |group: &mut aio::Group| match group.rank() {
+        1 => text(wait(group.barrier())),
+        _ => text(wait(group.all_gather(&mut [1_u8; 3]))),
+    };
+    for error in mixed(3, |_| true, |_| unreachable!(), part) {
+        assert!(error.contains("barrier (call 0 ") && error.contains("all_gather (call 0 "));
+    }
+}
+
 /// All ranks wait for each other. Rank 0 waits for rank 1, but has a message of rank 2.
 #[test]
 fn different_algorithms_of_barriers_are_named_on_asynchronous_ranks() {

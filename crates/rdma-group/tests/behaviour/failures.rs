@@ -109,6 +109,14 @@ fn different_collectives_are_named() {
     });
 }
 
+/// Ranks 0 and 1 wait for each other, and rank 2 waits for rank 0.
+#[test]
+fn different_collectives_without_messages_between_their_ranks_are_named() {
+    differ(&["it called ", "barrier (call 1 ", "all_gather (call 1 "], |group| {
+        if group.rank() == 1 { group.barrier() } else { group.all_gather(&mut [1_u8; 3]) }
+    });
+}
+
 #[test]
 fn a_call_that_one_rank_has_left_out_is_named() {
     differ(&["barrier (call 1 ", "barrier (call 2 "], |group| match group.rank() {
