@@ -72,13 +72,7 @@ impl Segment {
     /// Returns true if the range has at least this many bytes, and is certainly mapped.
     #[inline]
     fn is_mapped_to(self, bytes: u64) -> bool {
-        self.mapped && self.has(bytes)
-    }
-
-    /// Returns true if the range has at least this many bytes.
-    #[inline]
-    fn has(self, bytes: u64) -> bool {
-        bytes <= self.length
+        self.mapped && bytes <= self.length
     }
 }
 
@@ -134,8 +128,8 @@ impl AtomicWord {
 #[inline(always)]
 pub(crate) fn transfer(source: &[Segment], sink: &[Segment], from: u64, to: u64) {
     match (source, sink) {
-        ([source, ..], [sink, ..]) if from == 0 && source.has(to) && sink.has(to) => {
-            copy_segment(source.address, sink.address, to);
+        ([source], [sink]) if from == 0 => {
+            copy_segment(source.address, sink.address, to.min(source.length).min(sink.length));
         }
         _ => transfer_pieces(source, sink, from, to),
     }
@@ -143,6 +137,12 @@ pub(crate) fn transfer(source: &[Segment], sink: &[Segment], from: u64, to: u64)
 
 #[inline(never)]
 fn transfer_pieces(source: &[Segment], sink: &[Segment], from: u64, to: u64) {
+    if let ([source, ..], [sink, ..]) = (source, sink)
+        && from == 0
+        && to <= source.length.min(sink.length)
+    {
+        return copy_segment(source.address, sink.address, to);
+    }
     let (sources, sinks) = (Cursor::at(source, from), Cursor::at(sink, from));
     transfer_mapped(sources, sinks, to.saturating_sub(from));
 }

@@ -52,15 +52,10 @@ impl Reach {
         from: u64,
         to: u64,
     ) -> Result<(), Fault> {
-        match (self, source, sink) {
-            (Self::MayBeGone(_), [source, ..], [sink, ..])
-                if from == 0 && source.is_mapped_to(to) && sink.is_mapped_to(to) =>
-            {
-                copy_segment(source.address, sink.address, to);
-            }
-            (Self::MayBeGone(_), ..) => return self.transfer_later(source, sink, from, to),
-            (Self::Mapped, ..) => transfer(source, sink, from, to),
+        if let Self::MayBeGone(_) = self {
+            return self.transfer_later(source, sink, from, to);
         }
+        transfer(source, sink, from, to);
         Ok(())
     }
 
@@ -72,6 +67,14 @@ impl Reach {
         from: u64,
         to: u64,
     ) -> Result<(), Fault> {
+        if let ([source, ..], [sink, ..]) = (source, sink)
+            && from == 0
+            && source.is_mapped_to(to)
+            && sink.is_mapped_to(to)
+        {
+            copy_segment(source.address, sink.address, to);
+            return Ok(());
+        }
         let (sources, sinks) = (Cursor::at(source, from), Cursor::at(sink, from));
         self.copy(sources, sinks, to.saturating_sub(from))
     }
