@@ -28,7 +28,7 @@ impl Host {
         Self::with(|builder| builder)
     }
 
-    fn with(change: impl FnOnce(Builder) -> Builder) -> Self {
+    pub(crate) fn with(change: impl FnOnce(Builder) -> Builder) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let ip = Ipv4Addr::from_bits(0x7f00_0000 | (std::process::id() & 0xffff) << 7 | count);
