@@ -90,7 +90,9 @@ pub(crate) fn resolve(id: &Id, source: Option<SocketAddr>, to: SocketAddr) -> Re
         bind(id, source)?;
     }
     let state = id.state();
-    if state.stage != Stage::New {
+    // As with the kernel's rdma_cm, both addresses are of one family.
+    let is_mixed = state.bound.is_some_and(|own| own.is_ipv4() != to.is_ipv4());
+    if state.stage != Stage::New || is_mixed {
         return Err(libc::EINVAL);
     }
     let (device, own_ip) = (state.device, state.own_ip());

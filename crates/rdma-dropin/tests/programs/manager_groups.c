@@ -3,11 +3,16 @@
 
 static char buffer[64];
 
+/* The family of the group. */
+static int family = AF_INET;
+
 static struct sockaddr *group(void)
 {
 	static struct sockaddr_in address = { .sin_family = AF_INET };
+	static struct sockaddr_in6 wide = { .sin6_family = AF_INET6 };
 	CHECK(inet_pton(AF_INET, "239.1.2.3", &address.sin_addr) == 1);
-	return (struct sockaddr *)&address;
+	CHECK(inet_pton(AF_INET6, "ff0e::1:2:3", &wide.sin6_addr) == 1);
+	return family == AF_INET ? (struct sockaddr *)&address : (struct sockaddr *)&wide;
 }
 
 /* Returns an ID that reaches the group from an address, or from any. */
@@ -75,8 +80,20 @@ static void members(struct sockaddr *own)
 
 static void ethernet(void)
 {
+	struct sockaddr_in any = { .sin_family = AF_INET };
+	struct sockaddr_in6 mapped = { .sin6_family = AF_INET6 };
+	struct rdma_cm_id *id;
 	members(NULL);
 	members(localhost(0));
+	/* The route has an address of the device, although the ID is bound to none. */
+	id = resolved_group((struct sockaddr *)&any);
+	CHECK(((struct sockaddr_in *)rdma_get_local_addr(id))->sin_addr.s_addr != INADDR_ANY);
+	end(id);
+	/* As with the kernel's rdma_cm, both addresses are of one family. */
+	CHECK(inet_pton(AF_INET6, "::ffff:127.0.0.1", &mapped.sin6_addr) == 1);
+	CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_UDP) == 0);
+	CHECK(rdma_resolve_addr(id, (struct sockaddr *)&mapped, group(), 1000) == -1 && errno == EINVAL);
+	CHECK(rdma_destroy_id(id) == 0);
 }
 
 static void infiniband(void)
@@ -90,6 +107,7 @@ static void infiniband(void)
 	CHECK(ibv_query_gid(devices[1], 1, 0, &gid) == 0);
 	memcpy(&own.sin6_addr, gid.raw, sizeof(gid.raw));
 	rdma_free_devices(devices);
+	family = AF_INET6;
 	members((struct sockaddr *)&own);
 }
 
