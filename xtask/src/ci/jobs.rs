@@ -357,10 +357,12 @@ pub(crate) const JOBS: &[Job] = &[
                 "it downloads the packages with the programs; check the network and apt's sources",
             ),
         ],
-        // This job runs where namespaces are usually allowed, so it also runs the test of two hosts.
+        // This job runs where namespaces are usually allowed, so it also runs the tests of two hosts.
         steps: &[
             run("cargo xtask foreign"),
-            tests("cargo test -p rdma-group --test behaviour namespaces::"),
+            tests(
+                "cargo test -p rdma-group -p rdma-dropin --test behaviour -- namespaces:: pods::",
+            ),
         ],
     },
     Job {

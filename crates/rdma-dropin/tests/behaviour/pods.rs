@@ -45,15 +45,41 @@ fn two_pods_exchange_messages_over_udp() {
     });
 }
 
+/// Runs a program of librdmacm in two pods. Its server listens at a port of a port space of rdma_cm.
+fn run_by_address(program: &str, [space, port]: [u16; 2], ends: [&str; 2]) -> Option<String> {
+    // The abstract name of a socket that listens at the port.
+    let socket = format!(" 00010000 .*@rdma-cm/1/.*/0x00000000{space:04x}{port:04x}$");
+    run_in_pods(program, &socket, ends)
+}
+
+/// The numbers of the port spaces for connections and for datagrams.
+const TCP: u16 = 0x0106;
+const UDP: u16 = 0x0111;
+
 #[test]
 fn two_pods_connect_by_address() {
-    let port = 18515;
-    // The abstract name of a socket that listens at a port of the TCP port space.
-    let socket = format!(" 00010000 .*@rdma-cm/1/.*/0x000000000106{port:04x}$");
-    let [server, client] = ["-s", "-c"].map(|end| format!("{end} -C 20 -v -p {port}"));
-    let output = run_in_pods("rping", &socket, [&server, &format!("{client} -a")]);
+    let [server, client] = ["-s", "-c"].map(|end| format!("{end} -C 20 -v -p 18515"));
+    let output = run_by_address("rping", [TCP, 18515], [&server, &format!("{client} -a")]);
     output.into_iter().for_each(|output| {
         // The last of 20 pings, at both ends.
         assert_eq!(output.matches("ping data: rdma-ping-19: ").count(), 2, "{output}");
+    });
+}
+
+#[test]
+fn two_pods_have_many_connections() {
+    let end = "-c 20 -C 10 -S 4096 -p 18516";
+    let output = run_by_address("ucmatose", [TCP, 18516], [end, &format!("{end} -s")]);
+    output.into_iter().for_each(|output| {
+        assert_eq!(output.matches("return status 0").count(), 2, "{output}");
+    });
+}
+
+#[test]
+fn two_pods_exchange_datagrams_of_a_service() {
+    let end = "-c 4 -C 10";
+    let output = run_by_address("udaddy", [UDP, 7174], [end, &format!("{end} -s")]);
+    output.into_iter().for_each(|output| {
+        assert_eq!(output.matches("return status 0").count(), 2, "{output}");
     });
 }
