@@ -4,8 +4,12 @@ use std::time::Duration;
 
 use greeter::MyGreeter;
 use greeter::proto::RepeatRequest;
+use greeter::proto::greeter_client::GreeterClient;
+use tokio::sync::mpsc::channel;
 use tokio_stream::iter;
-use tonic::{Code, Request};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status};
 
 use crate::rig::{call, gated, meet, name, run};
 
@@ -27,6 +31,14 @@ fn each_kind_of_call_is_answered() {
         let reply = client.greet_all(iter(names)).await.unwrap().into_inner();
         assert!(reply.message.starts_with("Hello 0, 1, 2, "), "{}", reply.message);
         assert!(reply.message.ends_with(", 998, 999!"), "{}", reply.message);
+
+        let names = (0..1000).map(|number| name(&number.to_string()));
+        let mut replies = client.chat(iter(names)).await.unwrap().into_inner();
+        for number in 0..1000 {
+            let reply = replies.message().await.unwrap().unwrap();
+            assert_eq!(reply.message, format!("Hello {number}!"));
+        }
+        assert_eq!(replies.message().await.unwrap(), None);
     });
 }
 
@@ -35,9 +47,8 @@ fn each_kind_of_call_is_answered() {
 fn both_streams_of_a_call_are_open_at_once() {
     run(async {
         let (_server, mut client) = meet(MyGreeter).await;
-        let (asks, asked) = tokio::sync::mpsc::channel(1);
-        let asked = tokio_stream::wrappers::ReceiverStream::new(asked);
-        let mut replies = client.chat(asked).await.unwrap().into_inner();
+        let (asks, asked) = channel(1);
+        let mut replies = client.chat(ReceiverStream::new(asked)).await.unwrap().into_inner();
         for number in 0..100 {
             asks.send(name(&number.to_string())).await.unwrap();
             let reply = replies.message().await.unwrap().unwrap();
@@ -72,35 +83,98 @@ fn a_request_has_the_address_of_its_client() {
     });
 }
 
+/// The kinds of calls.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Unary,
+    Replies,
+    Requests,
+    Both,
+}
+
+impl Kind {
+    const ALL: [Self; 4] = [Self::Unary, Self::Replies, Self::Requests, Self::Both];
+
+    const fn has_stream_of_replies(self) -> bool {
+        matches!(self, Self::Replies | Self::Both)
+    }
+
+    /// Makes a call for "Ada". A stream of requests is open until the call ends or is dropped. Returns the first reply.
+    async fn call(
+        self,
+        mut client: GreeterClient<Channel>,
+        limit: Option<Duration>,
+    ) -> Result<String, Status> {
+        let (asks, asked) = channel(1);
+        asks.send(name("Ada")).await.unwrap();
+        let requests = Request::new(ReceiverStream::new(asked));
+        let reply = match self {
+            Self::Unary => client.say_hello(limited(Request::new(name("Ada")), limit)).await?,
+            Self::Requests => client.greet_all(limited(requests, limit)).await?,
+            Self::Replies | Self::Both => {
+                let replies = if matches!(self, Self::Both) {
+                    client.chat(limited(requests, limit)).await?
+                } else {
+                    let request = RepeatRequest { name: "Ada".to_owned(), times: 1 };
+                    client.repeat_hello(limited(Request::new(request), limit)).await?
+                };
+                return Ok(replies.into_inner().message().await?.unwrap().message);
+            }
+        };
+        Ok(reply.into_inner().message)
+    }
+}
+
+fn limited<T>(mut request: Request<T>, limit: Option<Duration>) -> Request<T> {
+    limit.into_iter().for_each(|limit| request.set_timeout(limit));
+    request
+}
+
 #[test]
-fn a_deadline_ends_the_call_at_both_ends() {
+fn a_deadline_ends_each_kind_of_call_at_both_ends() {
     run(async {
         let (service, mut gate) = gated();
-        let (_server, mut client) = meet(service).await;
-        let mut request = Request::new(name("Ada"));
-        request.set_timeout(Duration::from_millis(100));
-        let status = client.say_hello(request).await.unwrap_err();
-        let codes = [Code::Cancelled, Code::DeadlineExceeded];
-        assert!(codes.contains(&status.code()), "{status:?}");
-        // On a busy machine, the call may end before it has arrived.
-        if gate.began.try_recv().is_ok() {
-            gate.ended.recv().await.unwrap();
+        let (_server, client) = meet(service).await;
+        for kind in Kind::ALL {
+            let limit = Some(Duration::from_millis(100));
+            let status = kind.call(client.clone(), limit).await.unwrap_err();
+            let codes = [Code::Cancelled, Code::DeadlineExceeded];
+            assert!(codes.contains(&status.code()), "{kind:?}: {status:?}");
+            // On a busy machine, the call may end before it has arrived.
+            if gate.began.try_recv().is_ok() {
+                gate.ended.recv().await.unwrap();
+            }
         }
     });
 }
 
 #[test]
-fn a_dropped_call_is_cancelled_at_the_server_and_others_continue() {
+fn each_kind_of_call_that_is_dropped_is_cancelled_at_the_server_and_others_continue() {
     run(async {
         let (service, mut gate) = gated();
         let (_server, client) = meet(service).await;
-        let call = call(&client, "Ada");
-        gate.began.recv().await.unwrap();
-        let continues = self::call(&client, "Grace");
-        gate.began.recv().await.unwrap();
-        call.abort();
-        gate.ended.recv().await.unwrap();
-        gate.gate.notify_waiters();
-        assert_eq!(continues.await.unwrap().unwrap(), "Grace");
+        for kind in Kind::ALL {
+            let dropped = tokio::spawn(kind.call(client.clone(), None));
+            gate.began.recv().await.unwrap();
+            if kind.has_stream_of_replies() {
+                // The stream of replies is open.
+                gate.gate.notify_waiters();
+                gate.ended.recv().await.unwrap();
+                gate.began.recv().await.unwrap();
+            }
+            let continues = tokio::spawn(kind.call(client.clone(), None));
+            gate.began.recv().await.unwrap();
+            dropped.abort();
+            gate.ended.recv().await.unwrap();
+            assert!(!continues.is_finished(), "{kind:?}");
+            gate.gate.notify_waiters();
+            gate.ended.recv().await.unwrap();
+            if kind.has_stream_of_replies() {
+                gate.began.recv().await.unwrap();
+                gate.gate.notify_waiters();
+                gate.ended.recv().await.unwrap();
+            }
+            assert_eq!(continues.await.unwrap().unwrap(), "Ada", "{kind:?}");
+        }
     });
 }

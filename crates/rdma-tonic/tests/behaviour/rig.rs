@@ -3,7 +3,7 @@
 use std::env;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::process::{Child, Stdio};
 use std::sync::Arc;
 
@@ -17,6 +17,7 @@ use rdma_tonic::{Connector, HttpStream, Incoming};
 use test_support::program::this_program;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
+use tokio_stream::StreamExt as _;
 use tonic::transport::{Channel, Server};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -108,7 +109,9 @@ pub(crate) fn start_client(test: &str, server: SocketAddr) -> Child {
         .unwrap()
 }
 
-/// A service whose unary calls wait until the test opens the gate.
+/// A service whose calls wait until the test opens the gate. A call with a stream of replies waits before the stream,
+/// and then within it.
+#[derive(Clone)]
 pub(crate) struct Gated {
     began: mpsc::UnboundedSender<Option<SocketAddr>>,
     ended: mpsc::UnboundedSender<()>,
@@ -149,12 +152,29 @@ impl Gated {
         let _ = self.began.send(client);
         opened.await;
     }
+
+    /// Waits for the gate twice: before the stream, and within it. The stream then has one reply.
+    async fn pass_with_stream(&self, client: Option<SocketAddr>) -> Response<Replies> {
+        self.pass(client).await;
+        let this = self.clone();
+        let reply = move |name| {
+            let this = this.clone();
+            async move {
+                this.pass(client).await;
+                Ok(HelloReply { message: name })
+            }
+        };
+        Response::new(Box::pin(tokio_stream::once("Ada".to_owned()).then(reply)))
+    }
 }
+
+/// The replies of a gated call.
+type Replies = Pin<Box<dyn tokio_stream::Stream<Item = Result<HelloReply, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl Greeter for Gated {
-    type RepeatHelloStream = tokio_stream::Pending<Result<HelloReply, Status>>;
-    type ChatStream = Self::RepeatHelloStream;
+    type RepeatHelloStream = Replies;
+    type ChatStream = Replies;
 
     async fn say_hello(
         &self,
@@ -166,23 +186,25 @@ impl Greeter for Gated {
 
     async fn repeat_hello(
         &self,
-        _: Request<RepeatRequest>,
-    ) -> Result<Response<Self::RepeatHelloStream>, Status> {
-        Ok(Response::new(tokio_stream::pending()))
+        request: Request<RepeatRequest>,
+    ) -> Result<Response<Replies>, Status> {
+        Ok(self.pass_with_stream(request.remote_addr()).await)
     }
 
     async fn greet_all(
         &self,
-        _: Request<Streaming<HelloRequest>>,
+        request: Request<Streaming<HelloRequest>>,
     ) -> Result<Response<HelloReply>, Status> {
-        Err(Status::unimplemented("not used"))
+        self.pass(request.remote_addr()).await;
+        let first = request.into_inner().message().await?;
+        Ok(Response::new(HelloReply { message: first.unwrap_or_default().name }))
     }
 
     async fn chat(
         &self,
-        _: Request<Streaming<HelloRequest>>,
-    ) -> Result<Response<Self::ChatStream>, Status> {
-        Err(Status::unimplemented("not used"))
+        request: Request<Streaming<HelloRequest>>,
+    ) -> Result<Response<Replies>, Status> {
+        Ok(self.pass_with_stream(request.remote_addr()).await)
     }
 }
 
