@@ -19,7 +19,7 @@ mod windows;
 pub use messages::incoming::Message;
 pub use messages::writing::Writing;
 pub use messages::{Messages, MessagesListener};
-pub use rdma_connect::messaging::{MessageError, Options, violations};
+pub use rdma_connect::messaging::{MessageError, Options, losses, violations};
 pub use rdma_message::{ConnectionError, OperationError, SendError};
 pub use stream::chunk::Chunk;
 pub use stream::halves::{ReadHalf, WriteHalf};

@@ -160,6 +160,7 @@ impl End {
 }
 
 static VIOLATIONS: AtomicU64 = AtomicU64::new(0);
+static LOSSES: AtomicU64 = AtomicU64::new(0);
 
 /// Returns the number of streams and connections for messages that have ended because their peers broke the protocol. It
 /// counts all of this process, blocking and asynchronous.
@@ -178,12 +179,29 @@ pub fn violations() -> u64 {
     VIOLATIONS.load(Ordering::Relaxed)
 }
 
+/// Returns the number of streams and connections for messages that were lost before both ends had finished. It counts all
+/// of this process, blocking and asynchronous.
+///
+/// The peer has died or reset such a connection, or the device or the network has failed. The number never decreases.
+/// For each of them, an event of `tracing` with the level `DEBUG` states the peer's address, if there is one.
+///
+/// # Examples
+/// ```
+/// // No peer has died.
+/// assert_eq!(rdma_connect::messaging::losses(), 0);
+/// ```
+#[must_use]
+pub fn losses() -> u64 {
+    LOSSES.load(Ordering::Relaxed)
+}
+
 /// Reports the end of a connection to the subscriber of `tracing`. If the ends do not match, or the peer has broken the
-/// protocol, this is a warning. The latter counts for [`violations`].
+/// protocol, this is a warning. The latter counts for [`violations`]. A lost connection counts for [`losses`].
 pub fn report(error: ConnectionError, peer: Option<SocketAddr>) {
     match error {
         ConnectionError::Aborted => {}
         ConnectionError::Lost | ConnectionError::PeerClosed(_) => {
+            LOSSES.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(%error, ?peer, "a stream or a connection for messages has ended");
         }
         ConnectionError::Mode(_) => {

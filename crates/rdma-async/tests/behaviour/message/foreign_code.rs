@@ -8,17 +8,14 @@ use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 use std::thread;
 
-use rdma_async::message::{MessageError, OperationError, Options, violations};
+use rdma_async::message::{MessageError, OperationError, Options};
 use rdma_async::{ConnectionOptions, Endpoint};
 use rdma_mem::BufferPool;
-use rdma_message::frame::{Body, Frame, Hello, Limits, Mode};
 use test_support::events::{Event, Hears};
 use test_support::program::in_own_process;
 use tokio::io::AsyncReadExt as _;
 use tokio::task::yield_now;
-use tracing::Level;
 
-use super::offer_peers::ends;
 use super::rig::{endpoint, messages, stream_and_peer, streams};
 use crate::common::host::Host;
 use crate::common::provider::{ALWAYS, Call, Provider};
@@ -108,72 +105,6 @@ async fn reported() {
     peer.send(host.buffer(b"certainly not a frame")).await.unwrap();
     reader.read_u8().await.unwrap_err();
     assert!(owned.lock().unwrap().is_none(), "an event has reported the error");
-}
-
-#[test]
-fn a_violation_of_the_protocol_is_counted_and_reported_with_the_address_of_the_peer() {
-    let name = "message::foreign_code::a_violation_of_the_protocol_is_counted_and_reported_with_the_address_of_the_peer";
-    in_own_process(name, || run_in_one_thread(reported_with_address));
-}
-
-async fn reported_with_address() {
-    let host = Host::new("soft0");
-    assert_eq!(report_of(&host, b"certainly not a frame").await, Level::WARN);
-    assert_eq!(violations(), 1);
-    // A peer that is gone has broken nothing.
-    let (victim, peer) = ends(&host, Options::new()).await;
-    drop(peer);
-    victim.receive().await.unwrap_err();
-    assert_eq!(violations(), 1);
-}
-
-/// Returns the level of the event that reports the end of a connection whose peer begins with these bytes.
-async fn report_of(host: &Host, first: &[u8]) -> Level {
-    let (victim, peer) = ends(host, Options::new()).await;
-    let events = Arc::new(Mutex::new(Vec::new()));
-    let heard = Arc::clone(&events);
-    let hears = Hears(move |event: Event| {
-        if event.target.starts_with("rdma_connect::messaging") {
-            heard.lock().unwrap().push((event.level, event.field("peer").map(str::to_owned)));
-        }
-    });
-    let _guard = tracing::subscriber::set_default(hears);
-    for _ in 0..4 {
-        drop(peer.receive(host.pool.allocate(4096).unwrap()).try_post().unwrap());
-    }
-    peer.send(host.buffer(first)).await.unwrap();
-    victim.receive().await.unwrap_err();
-    let (address, events) = (victim.peer_addr().unwrap(), events.lock().unwrap());
-    let [(level, named)] = events.as_slice() else { panic!("{events:?}") };
-    assert_eq!(*named, Some(format!("{:?}", Some(address))));
-    *level
-}
-
-#[test]
-fn a_peer_of_another_kind_is_reported_but_no_violation() {
-    let name = "message::foreign_code::a_peer_of_another_kind_is_reported_but_no_violation";
-    in_own_process(name, || run_in_one_thread(mismatched));
-}
-
-async fn mismatched() {
-    let host = Host::new("soft0");
-    let hello = Hello {
-        version: Hello::VERSION,
-        mode: Mode::Messages,
-        fetches: false,
-        receive_bytes: 1024,
-        max_message: 1 << 20,
-        calls: 1,
-    };
-    let limits = Limits { receives: 4, bytes: 1 << 20, fetched: 0 };
-    let of_stream = Hello { mode: Mode::Stream, ..hello };
-    // No options of this crate have receives that short.
-    let too_short = Hello { receive_bytes: 63, ..hello };
-    for (hello, counted) in [(of_stream, 0), (too_short, 1)] {
-        let first = Frame::new(limits, Body::Hello(hello)).encode();
-        assert_eq!(report_of(&host, first.as_bytes()).await, Level::WARN);
-        assert_eq!(violations(), counted, "{hello:?}");
-    }
 }
 
 /// Drops a request of the connection while it frees memory for long messages, and this call to the device fails.

@@ -23,16 +23,21 @@ pub(super) fn options() -> Options {
     Options::new().frame_bytes(FRAME).eager_bytes(FRAME).linger(Duration::from_millis(100))
 }
 
-/// Both ends of a connection: the end under test, and a plain connection.
-pub(super) async fn ends(host: &Host, options: Options) -> (Messages, Connection) {
+/// The connections of an end under test, and of its peer.
+pub(super) async fn connections(host: &Host, options: Options) -> (Connection, Connection) {
     let qp = options.fit(host.pd.create_qp().access(all()));
     let of_peer = qp.clone().max_recv_wr(64).max_send_wr(64);
     let listener = host.driver.listen("127.0.0.1:0", of_peer).await.unwrap();
     let connect = host.driver.connect(listener.local_addr(), qp);
     let (one, peer) = tokio::join!(connect, listener.accept());
-    let pool = Pool::from(host.pool.clone());
-    let end = Messages::new(one.unwrap().0, &pool, options).await.unwrap();
-    (end, peer.unwrap())
+    (one.unwrap().0, peer.unwrap())
+}
+
+/// Both ends of a connection: the end under test, and a plain connection.
+pub(super) async fn ends(host: &Host, options: Options) -> (Messages, Connection) {
+    let (one, peer) = connections(host, options).await;
+    let end = Messages::new(one, &Pool::from(host.pool.clone()), options).await.unwrap();
+    (end, peer)
 }
 
 /// A peer that knows the frames.
@@ -40,19 +45,24 @@ pub(super) struct Peer<'p> {
     host: &'p Host,
     connection: &'p Connection,
     ring: ReceiveRing<'p, Buffer>,
-    limits: Limits,
+    pub(super) limits: Limits,
 }
 
 impl<'p> Peer<'p> {
-    /// Posts receives and sends the hello.
+    /// Posts receives and sends the hello for messages.
     pub(super) async fn new(host: &'p Host, connection: &'p Connection) -> Self {
+        Self::of(Mode::Messages, host, connection).await
+    }
+
+    /// Posts receives and sends the hello of this kind.
+    pub(super) async fn of(mode: Mode, host: &'p Host, connection: &'p Connection) -> Self {
         let buffers = (0..32).map(|_| host.pool.allocate(FRAME as usize).unwrap());
         let ring = connection.receive_ring(buffers).unwrap();
         let limits = Limits { receives: 16, bytes: 1 << 20, fetched: 0 };
         let this = Self { host, connection, ring, limits };
         this.send(Body::Hello(Hello {
             version: Hello::VERSION,
-            mode: Mode::Messages,
+            mode,
             fetches: true,
             receive_bytes: FRAME,
             max_message: 64 << 20,
@@ -62,7 +72,7 @@ impl<'p> Peer<'p> {
         this
     }
 
-    async fn send(&self, body: Body) {
+    pub(super) async fn send(&self, body: Body) {
         self.send_part(body, &[]).await;
     }
 
