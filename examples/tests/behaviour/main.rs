@@ -3,6 +3,7 @@
 
 mod async_copy_file;
 mod async_kv;
+mod chat;
 mod command_line;
 mod common;
 mod examples;

@@ -46,7 +46,7 @@ impl Process {
 
     /// Starts an example that the test kills: its own process, without a time limit.
     pub(crate) fn to_kill(name: &str, options: &[&str]) -> Self {
-        Self::of(Command::new(program(name)).args(options))
+        Self::of(Command::new(program(name)).args(options).stdin(Stdio::piped()))
     }
 
     pub(crate) fn of(command: &mut Command) -> Self {
