@@ -470,6 +470,8 @@ impl Driver {
             }
         }
         drop(driving);
+        // A program that sleeps between messages polls now and then. These polls are not a wait.
+        self.yield_timer.restart();
         self.subnet.run_queue.run();
         if !ended.is_empty() {
             self.end(ended);

@@ -297,6 +297,23 @@ mod tests {
         rig.channel.end_early();
     }
 
+    /// A program that sleeps polls once or twice per message. These polls are not one long wait.
+    #[test]
+    fn arrivals_that_a_sleeping_program_executes_end_the_wait_of_its_polls() {
+        let rig = Rig::new();
+        rig.driver.watch.is_lent.store(true, Ordering::Relaxed);
+        let polls = |from: Time| {
+            let timer = &rig.driver.yield_timer;
+            (0..31).any(|_| timer.is_over(|| from))
+        };
+        let begin = Time::AT_ONCE + Duration::from_secs(1);
+        for round in 0..8 {
+            assert!(!polls(begin + TICK * round), "round {round}");
+            assert_eq!(rig.channel.take(|event| event), Err(Errno::AGAIN));
+        }
+        rig.channel.end_early();
+    }
+
     /// An edge-triggered program is not woken again for what a call leaves.
     #[test]
     fn a_call_of_the_program_executes_the_arrivals_of_all_sockets() {
