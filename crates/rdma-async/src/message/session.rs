@@ -178,9 +178,9 @@ impl<P: Drive> Session<P> {
 }
 
 impl<P: Drive> State<P> {
-    /// Processes completions that were delivered, and executes the instructions of the protocol.
+    /// Processes completions that were delivered, and executes the instructions of the protocol. Earlier instructions were
+    /// executed by the call that caused them.
     fn settle(&mut self) {
-        self.execute();
         while let Some(completed) = self.requests.next() {
             self.complete(completed);
             self.execute();
