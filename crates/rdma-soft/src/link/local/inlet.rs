@@ -155,7 +155,7 @@ impl Inlet {
         self.driver.close(self.token);
     }
 
-    /// Reads a message into a buffer of the inbox of its receiver, and passes the message to the inbox.
+    /// Reads a message, and executes it or passes it to the inbox of its receiver, in a buffer of that inbox.
     fn read(self: &Arc<Self>, reading: &mut Reading) -> RingRead {
         let mut begin = [0; GAP as usize + HEAD];
         let mut single = [0; SINGLE_HEAD as usize];
@@ -328,12 +328,16 @@ impl Inlet {
 
     /// Answers a question once everything that arrived before it has been read. The first turn executes the remaining
     /// packets. The queue pairs then acknowledge these packets in their own turns, and a later turn of this inlet
-    /// answers the question. Returns true if that turn is still to come.
+    /// answers the question. Returns true if that turn must be queued.
     fn answer(self: &Arc<Self>) -> bool {
         let Some(ring) = self.ring.get() else { return false };
         let asked = self.asked.load(Ordering::Relaxed);
-        if asked == self.answered.load(Ordering::Relaxed) || ring.has_arrived() {
+        if asked == self.answered.load(Ordering::Relaxed) {
             return false;
+        }
+        if ring.has_arrived() {
+            // Another thread may read this message or be executing it, and does not answer.
+            return self.has_message();
         }
         if self.executed.swap(asked, Ordering::Relaxed) != asked {
             self.device.execute_all();
@@ -545,7 +549,7 @@ impl Watched for Inlet {
         match self.ring.get() {
             // The message with the ring may be on the connection.
             None => self.readable.store(true, Ordering::Release),
-            // The lock waits until another reading thread has passed its messages to the inbox.
+            // The lock waits until another reading thread has executed its messages or passed them to the inbox.
             Some(ring) => {
                 let _reading = locked_for_calls(&self.reading);
                 if !ring.has_arrived() {

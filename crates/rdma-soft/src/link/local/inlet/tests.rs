@@ -226,6 +226,24 @@ fn a_message_of_one_packet_is_refused_and_dropped_like_a_packet() {
     assert_eq!(counters().unknown_qp, 1);
 }
 
+/// The thread that would answer finds this message, which another thread then reads without answering.
+#[test]
+fn a_question_is_answered_after_another_thread_has_read_the_last_message() {
+    static WORLD: World = World::new();
+    let all = Connected::new(&WORLD);
+    all.sender.ask(1);
+    all.inlet.asked.store(1, Ordering::Relaxed);
+    all.write_packet(0);
+    let has_turn = all.inlet.answer();
+    assert!(Arc::clone(&all.inlet).look());
+    if has_turn {
+        all.inlet.entry.queue();
+    }
+    all.run();
+    assert_eq!(all.sender.answered(), 1);
+    all.receiver.destroy();
+}
+
 #[test]
 fn data_that_wraps_around_the_end_of_the_ring_is_written_and_read() {
     let ring = || {
