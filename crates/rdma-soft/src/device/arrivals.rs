@@ -201,9 +201,17 @@ pub(crate) fn receive_single(
     if own.service != Service::ReliableConnection {
         return false;
     }
-    // As for a [packet](receive), a request that the message may answer completes first.
-    Arc::clone(&own).complete_executed();
-    own.responder.lock().receive_single(&own, single, data, words)
+    // While this thread waited for a post of this queue pair, no thread could read messages for others.
+    let may_wait = || false;
+    let mut aftermath = Aftermath::default();
+    {
+        let Some(mut send) = own.send.lock_if(may_wait) else { return false };
+        // As for a [packet](receive), a request that the message may answer completes first.
+        send.complete_executed(&own, &mut aftermath);
+    }
+    aftermath.flush(&own);
+    let Some(mut responder) = own.responder.lock_if(may_wait) else { return false };
+    responder.receive_single(&own, single, data, words)
 }
 
 /// Makes all queue pairs of a subnet acknowledge the packets that they have executed.

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)] // A failing helper fails its test.
 
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::mpsc;
+use std::thread;
 
 use rdma_proto::wire::{Bth, Headers, Opcode, Operation};
 use rdma_types::{QpState, Qpn};
@@ -20,6 +22,7 @@ use crate::engine::wire::single::Single;
 use crate::engine::wire::{Outlet, Route};
 use crate::link::memory::BURSTS;
 use crate::memory::copy::Reach;
+use crate::sync::Lock;
 
 /// A connection whose other end has written messages of [`MOST`] bursts until the ring was full.
 struct Written {
@@ -166,6 +169,21 @@ impl Connected {
         (found, self.sender.executed().unwrap().expected(key()).map(Psn::get))
     }
 
+    /// Reads a message while another thread holds a lock of the receiver.
+    fn read_beside<T>(&self, lock: &Lock<T>) {
+        thread::scope(|scope| {
+            let (sender, read) = mpsc::channel();
+            let held = lock.lock();
+            scope.spawn(move || {
+                self.read();
+                sender.send(()).unwrap();
+            });
+            let has_read = read.recv_timeout(Duration::from_secs(60));
+            drop(held);
+            assert_eq!(has_read, Ok(()));
+        });
+    }
+
     fn run(&self) {
         self.receiver.device.fabric.run_queue.run();
     }
@@ -224,6 +242,29 @@ fn a_message_of_one_packet_is_refused_and_dropped_like_a_packet() {
     all.write_single(2);
     all.read();
     assert_eq!(counters().unknown_qp, 1);
+}
+
+/// A thread that reads a message keeps others from reading those for other queue pairs.
+#[test]
+fn a_message_of_one_packet_waits_for_a_post_of_its_receiver_as_a_packet() {
+    static WORLD: World = World::new();
+    let all = Connected::new(&WORLD);
+    (0..2).for_each(|n| all.post_receive(n));
+    all.write_single(0);
+    all.read();
+    all.run();
+    assert_eq!(all.completed(), (vec![0], Some(1)));
+    all.write_single(1);
+    all.read_beside(&all.receiver.send);
+    assert_eq!(all.completed(), (vec![], Some(1)));
+    all.run();
+    assert_eq!(all.completed(), (vec![1], Some(2)));
+    all.post_receive(2);
+    all.write_single(2);
+    all.read_beside(&all.receiver.responder);
+    all.run();
+    assert_eq!(all.completed(), (vec![2], Some(3)));
+    all.receiver.destroy();
 }
 
 /// The thread that would answer finds this message, which another thread then reads without answering.
