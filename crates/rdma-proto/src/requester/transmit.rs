@@ -52,10 +52,11 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Returns the PSN of request `n`, if it may be sent now, is a message of one packet, and nothing else is sent before
-    /// it. The caller then sends the packet, which requests an acknowledgement, and calls
-    /// [`has_sent_alone`](Self::has_sent_alone). A caller that does not send it calls nothing. `fence` is true if the
-    /// request waits for READs and atomics before it.
+    /// Returns the PSN of request `n` if it may be sent now and nothing has to be sent before it. It
+    /// is a SEND or WRITE of one packet, and the caller has checked that it is valid and
+    /// [admitted](Work::admitted). The caller then sends the packet, which requests an
+    /// acknowledgement, and calls [`has_sent_alone`](Self::has_sent_alone). A caller that does not
+    /// send it calls nothing. `fence` is true if the request waits for READs and atomics before it.
     ///
     /// This has the effect of [`poll_transmit`](Self::poll_transmit), but the packet need not be built.
     #[inline]

@@ -30,6 +30,10 @@
 //! One further lock is held while a system call writes to the file of an event queue or a capture. A thread takes this
 //! lock only while it holds none of the above. It comes before the event queue's state, or the capture's.
 //!
+//! Two locks come before the receive side of an inbox. The first is that of the link's recently active sockets
+//! (`link/driver/near.rs`), the second that of a connection from another process (`link/local/inlet.rs`). A thread that
+//! executes a message of one packet holds them. They may be held during system calls.
+//!
 //! Some work needs another queue pair's send side: moving that queue pair to error, or resuming a requester that waits
 //! for a receive. Such work is done [after](aftermath::Aftermath) all locks are released. There is one exception: a
 //! queue pair that leaves its connection makes the requester at the far end forget it. To do so, it locks that

@@ -68,8 +68,8 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
     /// Sends a letter whose payload is in a buffer of this carrier.
     fn send(self: Arc<Self>, letter: Letter);
 
-    /// Sends a message of one packet, with its data, if nothing waits and there is space. Returns false otherwise, and the
-    /// message is then sent as a packet.
+    /// Sends a message of one packet, with its data, if nothing waits and there is space. Otherwise returns false, and
+    /// the caller sends the message as a packet.
     fn send_single(&self, single: &Single, data: &[Segment]) -> bool {
         let _ = (single, data);
         false

@@ -8,8 +8,8 @@ use crate::address::Path;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::wire::word::WordKey;
 
-/// A SEND whose data fits one packet, on a reliable connection. It stands for this packet, and takes its PSN. An end that
-/// must treat it as a packet, for example because its PSN is not the expected one, [makes the packet](Self::burst).
+/// A SEND whose data fits one packet, on a reliable connection. It replaces this packet, and takes its PSN. An end that
+/// needs the packet, for example because the PSN is not the expected one, [makes it](Self::burst).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Single {
     /// The path from its sender to its receiver.
@@ -35,7 +35,7 @@ impl Single {
         Operation { opcode, imm, solicited: self.solicited, ..Operation::EMPTY }
     }
 
-    /// Returns the packet that this message stands for.
+    /// Returns the packet that this message replaces.
     pub(crate) fn burst(&self) -> Burst {
         let operation = match self.immediate {
             Some(_) => Packet::SendOnlyWithImmediate,

@@ -1,7 +1,8 @@
-//! Writing bursts to the ring: in turns of the neighbor, or at once.
+//! Writing to the ring: in turns of the neighbor, or at once.
 //!
-//! The call that sends a burst holds locks of the engine. If the burst is short, it writes the burst at once, but it
-//! waits for no lock, and makes no system call. If the process must be notified of the burst, a turn does that.
+//! The call that sends a burst holds locks of the engine. It writes a short burst or a message of one packet at once. For
+//! this, it does not wait for a turn that writes, and makes no system call. If the process must be notified, a turn does
+//! that.
 
 use rustix::io::Errno;
 
@@ -126,8 +127,8 @@ impl Neighbor {
             })
     }
 
-    /// Runs `write` if nothing else waits, and the ring has pages for a message of `length` bytes. Returns true if it
-    /// wrote a message. It returns whether the process must be notified.
+    /// Runs `write` if nothing else waits, and the ring has pages for a message of `length` bytes. If `write` writes a
+    /// message, it returns whether the process must be notified, and this function returns true.
     #[inline]
     fn write_if_idle(
         &self,
