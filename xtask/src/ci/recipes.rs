@@ -448,7 +448,7 @@ pub(super) const STRESS: &[Step] = &[
         .with(&[("RDMA_TEST_MESSAGES", "1000000")]),
     tests("cargo test -p rdma-async --test behaviour idle_streams")
         .with(&[("RDMA_TEST_STREAMS", "10000")]),
-    tests("cargo test -p rdma-group --all-features --lib before_each_step")
+    tests("cargo test -p rdma-group --features async,serde --lib before_each_step")
         .with(&[("RDMA_TEST_DEATHS", "all")]),
 ];
 
