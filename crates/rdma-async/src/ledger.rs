@@ -63,6 +63,8 @@ pub(crate) struct Table {
     armed: Armed,
     /// The maximum number of events that the driver has yet to receive if the queue is not armed again.
     armings: usize,
+    /// The value of `armings` before the driver last called for an event.
+    expected: usize,
     /// The number of completions that match no request.
     unmatched: u64,
     /// Whether the completion queue has failed, so that no queue pair may enter.
@@ -107,6 +109,7 @@ impl Ledger {
             queued: 0,
             armed: Armed::No,
             armings: 0,
+            expected: 0,
             unmatched: 0,
             has_failed: false,
         };
@@ -245,26 +248,36 @@ impl Ledger {
         self.drain().inspect_err(|_| self.fail())
     }
 
-    /// Returns the maximum number of events that can be received now, before the queue is armed again. The caller
-    /// receives that many events. If there are fewer, it calls [`put_back_arming`](Self::put_back_arming).
-    pub(crate) fn take_armings(&self) -> usize {
-        std::mem::take(&mut self.lock().armings)
+    /// Returns the maximum number of events that can be received now, before the queue is armed again. The caller then
+    /// calls for an event, and [`note_event`](Self::note_event) or [`note_no_event`](Self::note_no_event).
+    pub(crate) fn expect_events(&self) -> usize {
+        let mut table = self.lock();
+        table.expected = table.armings;
+        table.armings
     }
 
-    /// Records that no event was left, but that the queue may be armed, so that it can send one more.
-    pub(crate) fn put_back_arming(&self) {
-        self.lock().armings += 1;
+    /// Records that an event of this queue was received. The queue is then no longer armed.
+    pub(crate) fn note_event(&self) {
+        let mut table = self.lock();
+        table.armings = table.armings.saturating_sub(1);
+        table.armed = Armed::No;
     }
 
-    /// Polls all completions. Called after the events of the completion queue have been received. Arms the queue again
-    /// for the completions that have to wake a task or release memory, or for any completion if `always` is set.
-    /// Returns the number of completions.
+    /// Records that no event was left. At most one arming before the call can then still send its event.
+    pub(crate) fn note_no_event(&self) {
+        let mut table = self.lock();
+        debug_assert!(table.expected <= table.armings, "only events reduce their number");
+        table.armings -= table.expected.saturating_sub(1);
+    }
+
+    /// Polls all completions. Called after the events of the completion queue have been received. Arms the queue, unless
+    /// it still is, for the completions that have to wake a task or release memory, or for any completion if `always` is
+    /// set. Returns the number of completions.
     ///
     /// # Errors
     /// If the completion queue cannot be armed. A failed completion queue is not an error, because its operations have
     /// already ended.
     pub(crate) fn sweep(&self, always: bool) -> Result<usize, Error> {
-        self.lock().armed = Armed::No;
         let mut all = self.progress().unwrap_or(0);
         let mut table = self.lock();
         let wanted = if always { Armed::Any } else { table.awaited() };

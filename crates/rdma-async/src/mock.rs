@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::sync::PoisonError;
 use std::sync::atomic::AtomicU64;
 
+use rdma_mem::ObjectId;
 use rdma_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
 
 pub(crate) use self::provider::Regions;
@@ -33,12 +34,16 @@ struct NicState {
     completed: VecDeque<ibv_wc>,
     /// Whether the next completion causes an event.
     is_asked: bool,
-    /// Whether the last call that armed the queue was for solicited completions alone. The device sends an event for
+    /// Whether the queue was armed for solicited completions alone. The device sends an event for
     /// any completion, as if each were solicited.
     asked_solicited: bool,
+    /// The completion queue that was armed last. All tests arm only one.
+    asked_by: Option<ObjectId>,
     events: usize,
     /// Whether the first of these events has occurred since the last wait for an event.
     is_readable: bool,
+    /// The number of calls for an event.
+    event_calls: usize,
     /// Called once, before the next event is received.
     before_event: Option<Box<dyn FnOnce() + Send>>,
     /// Whether the test has stopped waiting for events.
@@ -163,7 +168,7 @@ impl Nic {
         std::mem::take(&mut state.is_readable)
     }
 
-    /// Returns true if the queue was last armed for solicited completions alone.
+    /// Returns true if the queue was armed for solicited completions alone.
     pub(crate) fn asked_solicited(&self) -> bool {
         self.state().asked_solicited
     }
@@ -171,6 +176,11 @@ impl Nic {
     /// Calls `act` while the driver is about to receive the next event.
     pub(crate) fn set_before_event(&self, act: impl FnOnce() + Send + 'static) {
         self.state().before_event = Some(Box::new(act));
+    }
+
+    /// Returns the number of calls for an event since the last time.
+    pub(crate) fn take_event_calls(&self) -> usize {
+        std::mem::take(&mut self.state().event_calls)
     }
 
     /// Stops waiting for events.
@@ -254,22 +264,25 @@ impl Nic {
         Some(state.completed.drain(..count).collect())
     }
 
-    fn ask(&self, solicited: bool) -> bool {
+    fn ask(&self, queue: ObjectId, solicited: bool) -> bool {
         let mut state = self.state();
-        state.asked_solicited = solicited;
+        // Arming for solicited completions does not undo arming for all of them.
+        state.asked_solicited = solicited && (state.asked_solicited || !state.is_asked);
+        state.asked_by = Some(queue);
         state.is_asked |= !state.faults.asks;
         !state.faults.asks
     }
 
-    fn take_event(&self) -> bool {
+    /// Takes an event. Returns its completion queue.
+    fn take_event(&self) -> Option<ObjectId> {
         let before = self.state().before_event.take();
         if let Some(act) = before {
             act();
         }
         let mut state = self.state();
-        let is_there = state.events > 0;
-        state.events -= usize::from(is_there);
-        is_there
+        state.event_calls += 1;
+        state.events = state.events.checked_sub(1)?;
+        state.asked_by
     }
 
     /// Destroys the queue pair, unless the test makes this fail. The device then drops the requests of the queue pair

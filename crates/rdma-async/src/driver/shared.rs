@@ -113,19 +113,20 @@ impl Shared {
     /// Receives events until none is left. An armed queue sends one event, so this is usually known without a call that
     /// finds none.
     fn receive_events(&self, ledgers: &[Arc<Ledger>]) -> Result<(), Error> {
+        let expected = || ledgers.iter().map(|ledger| ledger.expect_events()).sum::<usize>();
         // At least one call, because the file may be readable without an event.
-        let mut most = ledgers.iter().map(|ledger| ledger.take_armings()).sum::<usize>().max(1);
+        let mut most = expected().max(1);
         while most > 0 {
-            for _ in 0..most {
-                if self.channel.try_get_event()?.is_none() {
-                    // Each queue may still be armed.
-                    ledgers.iter().for_each(|ledger| ledger.put_back_arming());
-                    return Ok(());
-                }
+            let Some(queue) = self.channel.try_get_event()? else {
+                ledgers.iter().for_each(|ledger| ledger.note_no_event());
+                return Ok(());
+            };
+            if let Some(ledger) = ledgers.iter().find(|ledger| ledger.cq().id() == queue) {
+                ledger.note_event();
             }
             // A queue that was armed meanwhile may have sent its event before the file was last emptied. A device need
             // not make the file readable again for the next one.
-            most = ledgers.iter().map(|ledger| ledger.take_armings()).sum();
+            most = expected();
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use rdma_mem::{Context, Ownership, ProtectionDomain};
+use rdma_mem::{Context, ObjectId, Ownership, ProtectionDomain};
 use rdma_qp::{CompletionQueue, QueuePair};
 use rdma_sys::{
     Errno, Verbs, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_mr, ibv_pd, ibv_qp,
@@ -152,14 +152,14 @@ unsafe extern "C" fn get_cq_event(
     context: *mut *mut c_void,
 ) -> c_int {
     // SAFETY: SAFETY.md F2: the channel is live and belongs to this table.
-    if !unsafe { nic_of(channel) }.take_event() {
+    let Some(asked_by) = unsafe { nic_of(channel) }.take_event() else {
         Errno::EAGAIN.set();
         return -1;
-    }
+    };
     // SAFETY: SAFETY.md F1: `cq` is valid for writes. The caller does not use the queue.
     unsafe { cq.write(null_mut()) };
     // SAFETY: SAFETY.md F1: as above.
-    unsafe { context.write(null_mut()) };
+    unsafe { context.write(asked_by.to_context()) };
     0
 }
 
@@ -210,8 +210,10 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, out: *mut ibv_wc) -> 
 }
 
 unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int) -> c_int {
+    // SAFETY: SAFETY.md F2: the queue is live.
+    let id = ObjectId::from_context(unsafe { (*cq).cq_context });
     // SAFETY: SAFETY.md F2: the queue is live and belongs to this table.
-    if unsafe { nic_of(cq) }.ask(solicited != 0) { 0 } else { Errno::EIO.raw() }
+    if unsafe { nic_of(cq) }.ask(id, solicited != 0) { 0 } else { Errno::EIO.raw() }
 }
 
 unsafe extern "C" fn post_send(

@@ -40,6 +40,15 @@ const DROPPED: usize = 1;
 
 impl Outstanding {
     fn new(who: Who) -> Self {
+        let this = Self::unarmed(who);
+        // An operation of the other queue pair, in the same completion queue.
+        let receive = this.pair.other.receive(this.pair.buffer(&[1; BYTES]));
+        drop(receive.try_post().unwrap());
+        this
+    }
+
+    /// Starts operations that do not arm the completion queue, because none of them was awaited or dropped.
+    fn unarmed(who: Who) -> Self {
         let (pd, provider) = Provider::faulty(HELD);
         let (driver, manual) = match who {
             Who::Manual => {
@@ -52,11 +61,7 @@ impl Outstanding {
         let kinds = [Kind::Receive, Kind::ReceiveImmediate, Kind::Write, Kind::FetchAdd];
         let operations =
             kinds.map(|kind| (kind, kind.begin(&pair, Way::Tried), Arc::default())).into();
-        let this = Self { pair, provider, manual, operations };
-        // An operation of the other queue pair, in the same completion queue.
-        let receive = this.pair.other.receive(this.pair.buffer(&[1; BYTES]));
-        drop(receive.try_post().unwrap());
-        this
+        Self { pair, provider, manual, operations }
     }
 
     /// Lets all operations wait.
@@ -151,21 +156,12 @@ fn a_completion_queue_that_fails_ends_all_its_operations() {
 fn a_completion_queue_that_cannot_be_armed_ends_all_its_operations() {
     for who in [Who::Awaits, Who::WaitsForSlot, Who::Drops] {
         run(|| async move {
-            let mut all = Outstanding::new(Who::Manual);
-            disarm(&mut all);
+            let mut all = Outstanding::unarmed(Who::Manual);
             all.provider.refuse(Call::RequestEvent, 1);
             all.find_out(who).await;
             all.assert_ended(CloseReason::Poll, false).await;
         });
     }
-}
-
-/// Uses up the event that was requested when an operation was dropped, so that the completion queue is not armed.
-fn disarm(all: &mut Outstanding) {
-    let manual = all.manual.as_mut().unwrap();
-    all.provider.refuse(Call::RequestEvent, 1);
-    manual.arm().unwrap_err();
-    assert_eq!(all.pair.one.closed(), None, "the program may arm it again");
 }
 
 /// No task would ever be woken again.
@@ -184,8 +180,10 @@ fn a_driver_that_cannot_arm_its_queue_ends_its_operations() {
 #[test]
 fn a_manual_driver_can_be_armed_again_after_a_failure() {
     run(|| async {
-        let mut all = Outstanding::new(Who::Manual);
-        disarm(&mut all);
+        let mut all = Outstanding::unarmed(Who::Manual);
+        all.provider.refuse(Call::RequestEvent, 1);
+        all.manual.as_mut().unwrap().arm().unwrap_err();
+        assert_eq!(all.pair.one.closed(), None, "the program may arm it again");
         all.sleep();
         all.pair.release(1);
         assert_eq!(all.manual.as_mut().unwrap().arm().unwrap(), 1);
