@@ -1,9 +1,9 @@
 //! `chat`: in one process, and in several.
 
 use std::io::Write as _;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
-use crate::common::process::{Process, command};
+use crate::common::process::{Process, command, devices_by_udp, on, unlimited};
 
 #[test]
 fn a_member_that_does_not_read_delays_no_other() {
@@ -16,9 +16,9 @@ fn a_member_that_does_not_read_delays_no_other() {
 }
 
 /// Starts a process of a member, whose input the test writes.
-fn join(name: &str, server: &str) -> Process {
-    let options = ["join", name, "--connect", server];
-    let mut member = Process::of(command("chat", &options).stdin(Stdio::piped()));
+fn join(chat: &mut Command, name: &str, server: &str) -> Process {
+    chat.args(["join", name, "--connect", server]);
+    let mut member = Process::of(chat.stdin(Stdio::piped()));
     member.line(&format!("{name} has joined"));
     member
 }
@@ -27,14 +27,17 @@ fn say(member: &mut Process, line: &str) {
     writeln!(member.0.stdin.as_mut().unwrap(), "{line}").unwrap();
 }
 
-#[test]
-fn a_member_that_leaves_or_dies_is_reported_to_the_others() {
-    let mut serves = Process::to_kill("chat", &["serve"]);
+/// The first device is that of the server, and each other one that of a member. `limited` returns the command of a
+/// process that the test does not kill.
+fn leave_and_die(
+    [of_server, of_ada, of_bob, of_eve]: [&str; 4],
+    limited: fn(&str, &[&str]) -> Command,
+) {
+    let mut serves = Process::of(on(&mut unlimited("chat", &["serve"]), of_server));
     let server = serves.address();
-    let [mut ada, bob] = ["ada", "bob"].map(|name| join(name, &server));
-    let options = ["join", "eve", "--connect", &server];
-    let mut eve = Process::to_kill("chat", &options);
-    eve.line("eve has joined");
+    let mut ada = join(on(&mut limited("chat", &[]), of_ada), "ada", &server);
+    let bob = join(on(&mut limited("chat", &[]), of_bob), "bob", &server);
+    let mut eve = join(on(&mut unlimited("chat", &[]), of_eve), "eve", &server);
     say(&mut ada, "good morning");
     for member in [&mut ada, &mut eve] {
         member.line("ada: good morning");
@@ -47,6 +50,26 @@ fn a_member_that_leaves_or_dies_is_reported_to_the_others() {
     assert_eq!(ada.succeed(), "ada has left");
     serves.0.kill().unwrap();
     serves.0.wait().unwrap();
-    let alone = Process::example("chat", &["join", "eve", "--connect", &server]).fail();
+    let options = ["join", "eve", "--connect", &server];
+    let alone = Process::of(on(&mut limited("chat", &options), of_eve)).fail();
     assert!(alone.contains("no process is listening"), "{alone}");
+}
+
+#[test]
+fn a_member_that_leaves_or_dies_is_reported_to_the_others() {
+    ["soft0", "softib0"].into_iter().for_each(|device| leave_and_die([device; 4], command));
+}
+
+/// The devices of the processes differ, as those of hosts do.
+#[test]
+fn a_member_that_leaves_or_dies_is_reported_by_udp() {
+    let devices = devices_by_udp([3, 4, 5, 6]);
+    leave_and_die(devices.each_ref().map(String::as_str), command);
+}
+
+#[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn a_member_that_leaves_or_dies_is_reported_on_rxe() {
+    // The virtual machine has a limit of its own. An emulated one may be slow.
+    leave_and_die(["rxe0"; 4], unlimited);
 }

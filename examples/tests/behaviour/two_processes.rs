@@ -1,6 +1,6 @@
 //! Programs that meet another process.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::TcpListener;
 use std::thread;
 
 use clap::Parser;
@@ -8,7 +8,7 @@ use rdma_examples_common::Failure;
 use test_support::features::Feature;
 
 use crate::common::lacks;
-use crate::common::process::{Process, command, processes};
+use crate::common::process::{Process, command, devices_by_udp, on, processes};
 use crate::examples::{echo, pingpong, rc_pingpong};
 
 /// Returns the address of a free port, at which no process listens.
@@ -54,26 +54,17 @@ fn a_message_is_answered_in_capitals_by_futures() {
 #[test]
 fn texts_are_read_and_written_between_processes_that_know_an_address() {
     const TEXTS: [&str; 4] = ["--count", "20", "--size", "3000"];
-    let [own, other] = [1, 2].map(|n| {
-        Ipv4Addr::from_bits(0x7f40_0000 | (std::process::id() & 0x7fff) << 7 | n).to_string()
-    });
-    let devices = |ip: &String| format!("rping{ip},address={ip}");
-    for (at, [serves, asks]) in [
-        ("127.0.0.1", ["soft0".to_owned(), "soft0".to_owned()]),
-        (own.as_str(), [devices(&own), devices(&other)]),
-    ] {
-        let start = |description: &str, role: [&str; 2]| {
-            let device = description.split(',').next().unwrap();
-            let options = [&["--device", device][..], &role, &TEXTS].concat();
-            let mut command = command("rping", &options);
-            if description != device {
-                command.env("RDMA_SOFT_DEVICES", description);
-            }
-            Process::of(&mut command)
+    let [own, other] = devices_by_udp([1, 2]);
+    let address = own.split_once("address=").unwrap().1;
+    for (at, [serves, asks]) in
+        [("127.0.0.1", ["soft0", "soft0"]), (address, [own.as_str(), other.as_str()])]
+    {
+        let start = |device: &str, role: [&str; 2]| {
+            Process::of(on(&mut command("rping", &[&role[..], &TEXTS].concat()), device))
         };
-        let mut server = start(&serves, ["--listen", &format!("{at}:0")]);
+        let mut server = start(serves, ["--listen", &format!("{at}:0")]);
         let address = server.address();
-        let said = start(&asks, ["--connect", &address]).succeed();
+        let said = start(asks, ["--connect", &address]).succeed();
         assert!(said.starts_with("20 texts of 3000 bytes"), "{said}");
         server.succeed();
     }

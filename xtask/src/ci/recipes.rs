@@ -245,7 +245,8 @@ pub(super) const RXE: &[Step] = &[
     run("cargo xtask rxe-setup"),
     // This does not use `cargo xtask`, because the runner would be applied to xtask itself.
     tests(
-        "cargo test -p rdma-examples -p copy_file -p rdma-tools --test behaviour -- --ignored --test-threads=1",
+        "cargo test -p rdma-examples -p copy_file -p greeter -p rdma-tools --test behaviour \
+            -- --ignored --test-threads=1",
     )
     .with(&[("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --timeout 300 --")]),
     // The programs of the tutorial open `soft0`, so the script gives this name to the RXE device.
@@ -255,9 +256,13 @@ pub(super) const RXE: &[Step] = &[
             /bin/sh ../xtask/src/ci/rxe_as.sh soft0",
     )]),
     run("cargo xtask dropin"),
-    run("cargo xtask rxe-run --machine --timeout 300 -- /bin/sh xtask/src/ci/providers.sh {target}/dropin/lib"),
+    run(
+        "cargo xtask rxe-run --machine --timeout 300 -- /bin/sh xtask/src/ci/providers.sh {target}/dropin/lib",
+    ),
     tests("cargo test -p conformance").with(&[("RDMA_TEST_RXE", "required")]),
-    run("cargo xtask interop --run 4,1024,0,65536,- --run 6,4096,1,16384,send --run 4,rc,0 --run 4,cm,0"),
+    run(
+        "cargo xtask interop --run 4,1024,0,65536,- --run 6,4096,1,16384,send --run 4,rc,0 --run 4,cm,0",
+    ),
     run("cargo xtask interop --ends rxe-soft --run 4,cm,5 --run 4,cm-tools,0"),
 ];
 

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
 
 use std::io::{BufRead as _, BufReader};
+use std::net::Ipv4Addr;
 use std::process::{Child, Command, Output, Stdio};
 
 use test_support::program::command;
@@ -15,6 +16,17 @@ fn greeter(options: &[&[&str]]) -> Command {
     let mut program = command(env!("CARGO_BIN_EXE_greeter"));
     program.args(options.concat());
     program
+}
+
+/// Checks that clients in other processes are greeted. Each end may have environment variables of its own.
+fn greet_in_processes(way: &[&str], of_server: &[(&str, &str)], of_clients: &[(&str, &str)]) {
+    let mut serves = greeter(&[way, &["--listen", "127.0.0.1:0"]]);
+    let (_server, address) = Server::run(serves.envs(of_server.iter().copied()));
+    for _ in 0..2 {
+        let mut greets = greeter(&[way, &["--connect", &address]]);
+        let output = greets.envs(of_clients.iter().copied()).output().unwrap();
+        assert_eq!(said(output), ALL, "{way:?}");
+    }
 }
 
 fn output(options: &[&[&str]]) -> Output {
@@ -34,8 +46,11 @@ struct Server(Child);
 impl Server {
     /// Starts a server. Returns its address, too.
     fn start(way: &[&str], address: &str) -> (Self, String) {
-        let mut server = greeter(&[way, &["--listen", address]]);
-        let mut server = server.stdout(Stdio::piped()).spawn().unwrap();
+        Self::run(&mut greeter(&[way, &["--listen", address]]))
+    }
+
+    fn run(command: &mut Command) -> (Self, String) {
+        let mut server = command.stdout(Stdio::piped()).spawn().unwrap();
         let (mut line, output) = (String::new(), server.stdout.take().unwrap());
         BufReader::new(output).read_line(&mut line).unwrap();
         let address = line.trim().strip_prefix("listening on ");
@@ -61,11 +76,28 @@ fn both_ends_greet_in_one_process() {
 #[test]
 fn several_clients_in_other_processes_are_greeted() {
     for way in WAYS {
-        let (_server, address) = Server::start(way, "127.0.0.1:0");
-        for _ in 0..2 {
-            assert_eq!(said(output(&[way, &["--connect", &address]])), ALL, "{way:?}");
-        }
+        greet_in_processes(way, &[], &[]);
     }
+}
+
+/// The devices of the two ends differ, as those of two hosts do.
+#[test]
+fn clients_in_other_processes_are_greeted_by_udp() {
+    let [of_server, of_clients] = [1, 2].map(|number| {
+        let own = (std::process::id() & 0x7fff) << 7;
+        format!("udp0,address={}", Ipv4Addr::from_bits(0x7f40_0000 | own | number))
+    });
+    let of_server = [("RDMA_SOFT_DEVICES", of_server.as_str())];
+    let of_clients = [("RDMA_SOFT_DEVICES", of_clients.as_str())];
+    greet_in_processes(&["--device", "udp0"], &of_server, &of_clients);
+}
+
+#[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn clients_are_greeted_on_rxe() {
+    let way = ["--device", "rxe0"];
+    assert_eq!(said(output(&[&way])), ALL);
+    greet_in_processes(&way, &[], &[]);
 }
 
 #[test]

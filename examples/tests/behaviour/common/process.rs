@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::Read as _;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -29,10 +30,35 @@ pub(crate) fn command(name: &str, options: &[&str]) -> Command {
     limited(&program(name), options)
 }
 
+/// Returns the command of an example that the test kills: its own process, without a time limit.
+pub(crate) fn unlimited(name: &str, options: &[&str]) -> Command {
+    let mut command = Command::new(program(name));
+    command.args(options);
+    command
+}
+
 fn limited(program: &str, options: &[&str]) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=1", "60", program]).args(options);
     command
+}
+
+/// Adds the option `--device`: the name of a device, or the description of a new one as in `RDMA_SOFT_DEVICES`.
+pub(crate) fn on<'a>(command: &'a mut Command, device: &str) -> &'a mut Command {
+    let name = device.split(',').next().unwrap_or_default();
+    if name != device {
+        command.env("RDMA_SOFT_DEVICES", device);
+    }
+    command.args(["--device", name])
+}
+
+/// Returns the descriptions of devices that reach each other by UDP. Each number belongs to one test.
+pub(crate) fn devices_by_udp<const COUNT: usize>(numbers: [u32; COUNT]) -> [String; COUNT] {
+    numbers.map(|number| {
+        let own = (std::process::id() & 0x7fff) << 7;
+        let address = Ipv4Addr::from_bits(0x7f40_0000 | own | number);
+        format!("udp{number},address={address}")
+    })
 }
 
 /// A process that is killed if it has not ended in time.
@@ -46,7 +72,7 @@ impl Process {
 
     /// Starts an example that the test kills: its own process, without a time limit.
     pub(crate) fn to_kill(name: &str, options: &[&str]) -> Self {
-        Self::of(Command::new(program(name)).args(options).stdin(Stdio::piped()))
+        Self::of(unlimited(name, options).stdin(Stdio::piped()))
     }
 
     pub(crate) fn of(command: &mut Command) -> Self {
