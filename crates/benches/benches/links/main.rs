@@ -27,7 +27,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use rdma_soft::Builder;
-use rdma_sys::ibv_qp_type;
+use rdma_sys::{ibv_qp_type, ibv_wc};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 use rustix::net::{
@@ -516,9 +516,10 @@ impl Ends {
             post();
             posted = 1;
         }
+        let mut wcs = [ibv_wc::default(); 16];
         while received < ROUND_TRIPS || sent < ROUND_TRIPS {
-            sent += self.side.send_cq.try_poll::<16>().unwrap().len() as u64;
-            for _ in self.side.receive_cq.try_poll::<16>().unwrap() {
+            sent += self.side.send_cq.poll_into(&mut wcs) as u64;
+            for _ in 0..self.side.receive_cq.poll_into(&mut wcs) {
                 received += 1;
                 if posted < ROUND_TRIPS {
                     posted += 1;

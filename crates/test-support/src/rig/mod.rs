@@ -280,6 +280,13 @@ impl Cq {
         usize::try_from(polled).map(|count| wcs[..count].to_vec()).map_err(|_| polled)
     }
 
+    /// Polls into memory of the caller, and returns the number of completions.
+    pub fn poll_into(&self, wcs: &mut [ibv_wc]) -> usize {
+        let length = i32::try_from(wcs.len()).unwrap();
+        let polled = unsafe { ibv_poll_cq(self.0, length, wcs.as_mut_ptr()) };
+        usize::try_from(polled).expect("a poll failed")
+    }
+
     /// Checks that destroying the queue is refused. Returns the error number.
     pub fn try_destroy(&self) -> i32 {
         let refused = unsafe { (verbs().destroy_cq)(self.0) };
