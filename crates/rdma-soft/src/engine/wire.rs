@@ -179,6 +179,11 @@ impl Word {
         is_changed && is_awaited
     }
 
+    /// Returns true if the connection [waits](Self::set_awaited) for the word.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.is_awaited
+    }
+
     /// Shows the peer whether the requests are retried without limit while the receiver is not ready. The peer may then
     /// keep a packet that found no receive request, and execute it when one is posted.
     pub(crate) fn set_patient(&self, is_patient: bool) {

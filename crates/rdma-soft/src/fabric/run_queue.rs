@@ -28,6 +28,12 @@ pub(crate) trait Task: Send + Sync + std::fmt::Debug {
         false
     }
 
+    /// Handles news from the peer's process: the [word](crate::engine::wire::Carrier::claim_word) of the task has changed.
+    /// The caller holds no lock of the engine, and runs the queue afterwards.
+    fn word_has_changed(self: Arc<Self>) {
+        self.entry().queue();
+    }
+
     /// Handles the expiry of the task's timer. The caller holds no lock, and runs the queue afterwards.
     fn expire(self: Arc<Self>) {}
 }

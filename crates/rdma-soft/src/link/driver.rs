@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::event::{Timespec, epoll};
 use rustix::io::{Errno, Result};
 
-use self::near::Driving;
+use self::near::{Closed, Driving};
 use self::serve::{Doorbell, Processors};
 use self::watch::Watch;
 use self::yield_timer::YieldTimer;
@@ -50,6 +50,9 @@ pub(super) trait Watched: Send + Sync + std::fmt::Debug {
     fn may_have_message(&self) -> bool {
         true
     }
+
+    /// Notifies the peer if it reads nothing although it claims to look. Each look of the driver calls this first.
+    fn check_reader(&self) {}
 
     /// Looks for a message, using as few system calls as possible. Returns true if there was a message.
     fn look(self: Arc<Self>) -> bool {
@@ -128,9 +131,10 @@ pub(super) struct Driver {
     sockets: std::sync::Mutex<Sockets>,
     /// Locked by the thread that fetches events.
     driving: Mutex<Driving>,
+    closed: Closed,
     /// The number of threads that are processing received data.
     busy: AtomicU32,
-    /// A counter that each poll increments.
+    /// A counter that each poll changes.
     polls: AtomicU32,
     /// Whether polls look at the sockets. They do if any socket is in use, or if there is no thread.
     polls_look: AtomicBool,
@@ -277,6 +281,7 @@ impl Driver {
             wake,
             sockets: std::sync::Mutex::default(),
             driving: Mutex::new(Driving::new()),
+            closed: Closed::default(),
             busy: AtomicU32::new(0),
             polls: AtomicU32::new(0),
             polls_look: AtomicBool::new(false),
@@ -373,6 +378,7 @@ impl Driver {
         if let Some(closed) = closed {
             self.disable_events(closed.descriptor());
             self.doorbell.remove(closed.descriptor());
+            self.forget(closed);
         }
     }
 
@@ -398,30 +404,6 @@ impl Driver {
         if let (Ok(events), Ok(socket)) = (self.events.get(), socket.get()) {
             let _ = epoll::add(events, socket, token.data(), epoll::EventFlags::IN);
         }
-    }
-
-    /// Looks at the recently active sockets.
-    fn look_near(&self) -> Look {
-        let mut look = Look { found: false, enough: true };
-        let Ok(mut driving) = self.driving.try_lock() else { return look };
-        if driving.is_empty() {
-            return Look { enough: false, ..look };
-        }
-        look.enough = driving.count_look(|| self.subnet.clock.now());
-        let mut is_busy = false;
-        // Takes one message from each socket, because small messages arrive one at a time.
-        look.found = driving.look(|| {
-            is_busy = true;
-            self.busy.fetch_add(1, Ordering::AcqRel);
-        });
-        drop(driving);
-        if look.found {
-            self.subnet.run_queue.run();
-        }
-        if is_busy {
-            self.busy.fetch_sub(1, Ordering::AcqRel);
-        }
-        look
     }
 
     /// Fetches and handles events. Returns true if something has arrived.
@@ -469,7 +451,9 @@ impl Driver {
                 SocketEvent::Other => {}
             }
         }
+        let closed = self.closed.remove_from(&mut driving);
         drop(driving);
+        drop(closed);
         // A program that sleeps between messages polls now and then. These polls are not a wait.
         self.yield_timer.restart();
         self.subnet.run_queue.run();
@@ -547,7 +531,8 @@ impl Polled for Driver {
     }
 
     fn poll(&'static self) {
-        self.polls.fetch_add(1, Ordering::Relaxed);
+        // If polls of several threads overlap, some are not counted, but the number still changes.
+        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         let look = self.look_near();
         let found = !look.enough && self.drive() || look.found;
         if found {

@@ -58,6 +58,18 @@ impl Task for QueuePair {
         answers || requests
     }
 
+    /// Completes the executed requests at once, unless a turn has more to do.
+    fn word_has_changed(self: Arc<Self>) {
+        let mut aftermath = Aftermath::default();
+        let Some(mut send) = self.send.lock_if(|| false) else { return self.entry.queue() };
+        let is_all = send.complete_executed_alone(&self, &mut aftermath);
+        drop(send);
+        aftermath.flush(&self);
+        if !is_all {
+            self.entry.queue();
+        }
+    }
+
     fn expire(self: Arc<Self>) {
         let mut aftermath = Aftermath::default();
         // If this process was stopped or got no processor time, the answer may already have arrived.

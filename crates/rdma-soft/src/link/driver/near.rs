@@ -1,13 +1,14 @@
 //! The sockets at which polls look first.
 
 use std::mem;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::epoll;
 
-use super::{SocketEvent, Watched};
+use super::{Driver, Look, SocketEvent, Watched};
 use crate::fabric::clock::Time;
+use crate::sync::{AtomicBool, Ordering, locked};
 
 /// The maximum number of recently active sockets. Each peer process accounts for two: its messages arrive on one, and
 /// it reports on the other what it has executed.
@@ -40,7 +41,8 @@ pub(super) struct Driving {
 
 #[derive(Debug)]
 struct Near {
-    watched: Weak<dyn Watched>,
+    /// Removed when the socket is [closed](Driver::forget). A weak reference would cost each look two atomic operations.
+    watched: Arc<dyn Watched>,
     /// Whether looking at the socket takes a system call.
     calls: bool,
     /// The number of the look that found the last message.
@@ -62,26 +64,23 @@ impl Driving {
         self.near.is_empty()
     }
 
-    pub(super) fn near(&self) -> impl Iterator<Item = Arc<dyn Watched>> {
-        self.near.iter().filter_map(|near| near.watched.upgrade())
+    pub(super) fn near(&self) -> impl Iterator<Item = &Arc<dyn Watched>> {
+        self.near.iter().map(|near| &near.watched)
     }
 
     /// Makes a socket, at which something has arrived, a recently active one.
     pub(super) fn promote(&mut self, watched: &Arc<dyn Watched>) {
         let looks = self.looks;
-        let is_this =
-            |near: &&mut Near| std::ptr::addr_eq(near.watched.as_ptr(), Arc::as_ptr(watched));
-        if let Some(near) = self.near.iter_mut().find(is_this) {
+        if let Some(near) = self.near.iter_mut().find(|near| near.is(watched)) {
             near.last = looks;
             return;
         }
-        self.near.retain(|near| near.watched.strong_count() > 0);
         let calls = !watched.is_doorbell();
         let is_full = self.near.len() >= NEAR;
         if is_full || calls && self.near.iter().filter(|near| near.calls).count() >= CALLS {
             self.remove_quietest(|near| is_full || near.calls);
         }
-        self.near.push(Near { watched: Arc::downgrade(watched), calls, last: looks });
+        self.near.push(Near { watched: Arc::clone(watched), calls, last: looks });
         if self.polled {
             watched.start_polling();
         }
@@ -94,7 +93,7 @@ impl Driving {
         let candidates = self.near.iter().enumerate().filter(|(_, near)| may_go(near));
         let quietest = candidates.max_by_key(|(_, near)| looks.wrapping_sub(near.last));
         let Some((place, _)) = quietest else { return false };
-        let Some(removed) = self.near.swap_remove(place).watched.upgrade() else { return false };
+        let removed = self.near.swap_remove(place).watched;
         removed.stop_polling(false);
         let has_arrived = removed.has_arrived();
         if has_arrived {
@@ -132,14 +131,14 @@ impl Driving {
     pub(super) fn look(&mut self, begin: impl FnOnce()) -> bool {
         let (looks, mut begin, mut found) = (self.looks, Some(begin), false);
         for near in &mut self.near {
-            let Some(watched) = near.watched.upgrade() else { continue };
-            if !watched.may_have_message() {
+            near.watched.check_reader();
+            if !near.watched.may_have_message() {
                 continue;
             }
             if let Some(begin) = begin.take() {
                 begin();
             }
-            if watched.look() {
+            if Arc::clone(&near.watched).look() {
                 (near.last, found) = (looks, true);
             }
         }
@@ -152,7 +151,7 @@ impl Driving {
     pub(super) fn listen(&self) -> bool {
         let mut found = false;
         for near in self.near() {
-            found |= near.listen() && near.look();
+            found |= near.listen() && Arc::clone(near).look();
         }
         found
     }
@@ -161,9 +160,87 @@ impl Driving {
     pub(super) fn handle_near(&self) -> bool {
         let mut found = false;
         for near in self.near().filter(|near| near.has_arrived()) {
+            let near = Arc::clone(near);
             found |= near.handle_event(epoll::EventFlags::empty()) == SocketEvent::Messages;
         }
         found
+    }
+}
+
+impl Near {
+    fn is(&self, watched: &Arc<dyn Watched>) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.watched), Arc::as_ptr(watched))
+    }
+}
+
+/// The closed sockets that may still be among those at which polls look.
+#[derive(Debug, Default)]
+pub(super) struct Closed {
+    are_any: AtomicBool,
+    sockets: std::sync::Mutex<Vec<Arc<dyn Watched>>>,
+}
+
+impl Closed {
+    fn add(&self, closed: Arc<dyn Watched>) {
+        let mut sockets = locked(&self.sockets);
+        sockets.push(closed);
+        self.are_any.store(true, Ordering::Relaxed);
+    }
+
+    /// Removes closed sockets from the recently active ones. Returns them, so that they are dropped without the lock.
+    #[inline]
+    pub(super) fn remove_from(&self, driving: &mut Driving) -> Vec<Arc<dyn Watched>> {
+        if self.are_any.load(Ordering::Relaxed) { self.remove_all(driving) } else { Vec::new() }
+    }
+
+    #[cold]
+    fn remove_all(&self, driving: &mut Driving) -> Vec<Arc<dyn Watched>> {
+        let closed = {
+            let mut sockets = locked(&self.sockets);
+            self.are_any.store(false, Ordering::Relaxed);
+            mem::take(&mut *sockets)
+        };
+        driving.near.retain(|near| !closed.iter().any(|closed| near.is(closed)));
+        closed
+    }
+}
+
+impl Driver {
+    /// Looks at the recently active sockets.
+    pub(super) fn look_near(&self) -> Look {
+        let mut look = Look { found: false, enough: true };
+        let Ok(mut driving) = self.driving.try_lock() else { return look };
+        if driving.is_empty() {
+            return Look { enough: false, ..look };
+        }
+        look.enough = driving.count_look(|| self.subnet.clock.now());
+        let mut is_busy = false;
+        // Takes one message from each socket, because small messages arrive one at a time.
+        look.found = driving.look(|| {
+            is_busy = true;
+            self.busy.fetch_add(1, Ordering::AcqRel);
+        });
+        let closed = self.closed.remove_from(&mut driving);
+        drop(driving);
+        drop(closed);
+        if look.found {
+            self.subnet.run_queue.run();
+        }
+        if is_busy {
+            self.busy.fetch_sub(1, Ordering::AcqRel);
+        }
+        look
+    }
+
+    /// Ensures that polls no longer look at a closed socket. If a thread is looking, it removes the socket afterwards. It
+    /// may be the calling thread. At the latest, the next poll or event removes the socket.
+    pub(super) fn forget(&self, closed: Arc<dyn Watched>) {
+        self.closed.add(closed);
+        if let Ok(mut driving) = self.driving.try_lock() {
+            let closed = self.closed.remove_from(&mut driving);
+            drop(driving);
+            drop(closed);
+        }
     }
 }
 
@@ -329,6 +406,22 @@ mod tests {
         sockets[2].message.store(true, Ordering::Relaxed);
         assert_eq!([driving.listen(), driving.listen()], [true, false]);
         assert!(!sockets.iter().any(|socket| is_quiet(socket) || socket.has_arrived()));
+    }
+
+    /// Its descriptor is closed when the last reference is dropped.
+    #[test]
+    fn closed_sockets_are_neither_polled_nor_kept() {
+        let (mut driving, closed) = (driving(), Closed::default());
+        let sockets = [1, 2, 3].map(|look| add(&mut driving, false, look));
+        drop(closed.remove_from(&mut driving));
+        assert_eq!(driving.near().count(), 3);
+        for place in [0, 2] {
+            closed.add(Arc::<Socket>::clone(&sockets[place]));
+        }
+        drop(closed.remove_from(&mut driving));
+        assert_eq!(driving.near().count(), 1);
+        let references = sockets.each_ref().map(Arc::strong_count);
+        assert_eq!(references, [1, 2, 1]);
     }
 
     #[test]

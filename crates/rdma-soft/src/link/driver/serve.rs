@@ -141,7 +141,10 @@ impl Driver {
         let found = {
             let driving = locked_for_calls(&self.driving);
             let those = driving.near().filter(|near| near.is_doorbell());
-            near.iter_mut().zip(those).map(|(place, watched)| *place = Some(watched)).count()
+            near.iter_mut()
+                .zip(those.map(Arc::clone))
+                .map(|(place, watched)| *place = Some(watched))
+                .count()
         };
         if found == 0 || !self.processors.is_one_spare() {
             return false;

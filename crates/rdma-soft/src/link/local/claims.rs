@@ -172,7 +172,8 @@ impl Claims {
         ring.executed().is_some_and(|executed| self.moved(executed).next().is_some())
     }
 
-    /// Queues a turn for each connection whose word has changed. Returns true if any turn was queued.
+    /// Passes the news to each connection whose word has changed. Returns true if there was any. The caller holds no lock
+    /// of the engine.
     pub(super) fn queue_changed(&self, ring: &RingSender) -> bool {
         let Some(executed) = ring.executed() else { return false };
         let mut found = false;
@@ -185,19 +186,31 @@ impl Claims {
     }
 
     fn queue_changed_in(&self, group: usize, executed: &Executed) -> bool {
-        let mut found = false;
-        let mut words = locked(&self.words);
-        let of_group = words.by_index.chunks_mut(WORDS / GROUPS).nth(group).unwrap_or_default();
-        for claim in of_group.iter_mut().flatten() {
-            let expected = executed.expected(claim.key);
-            if std::mem::replace(&mut claim.seen, expected) != expected
-                && let Some(user) = claim.user.upgrade()
-            {
-                user.entry().queue();
-                found = true;
-            }
+        let (mut found, mut next) = (false, 0);
+        while let Some((index, user)) = self.next_changed(group, next, executed) {
+            next = index + 1;
+            user.word_has_changed();
+            found = true;
         }
         found
+    }
+
+    /// Returns the user of the first changed word of a group, from this index in the group on.
+    fn next_changed(
+        &self,
+        group: usize,
+        from: usize,
+        executed: &Executed,
+    ) -> Option<(usize, Arc<dyn Task>)> {
+        let mut words = locked(&self.words);
+        let of_group = words.by_index.chunks_mut(WORDS / GROUPS).nth(group)?;
+        of_group.iter_mut().enumerate().skip(from).find_map(|(index, claim)| {
+            let claim = claim.as_mut()?;
+            let expected = executed.expected(claim.key);
+            let is_changed = std::mem::replace(&mut claim.seen, expected) != expected;
+            let user = if is_changed { claim.user.upgrade() } else { None };
+            user.map(|user| (index, user))
+        })
     }
 }
 

@@ -405,7 +405,7 @@ impl Inlet {
         if self.closed.load(Ordering::Relaxed) {
             return false;
         }
-        if self.waits.swap(false, Ordering::Relaxed) {
+        if self.waits.load(Ordering::Relaxed) && self.waits.swap(false, Ordering::Relaxed) {
             self.set_message_events(true);
         }
         loop {

@@ -426,17 +426,18 @@ impl Watched for Neighbor {
         self.claims.has_changed(&self.ring)
     }
 
-    /// Also returns true if the process has not read everything, because [`look`](Watched::look) may then have to
-    /// notify it. The process reads nothing if its thread leaves the reading to a program that has just stopped
-    /// polling.
     fn may_have_message(&self) -> bool {
-        self.has_arrived() || self.ring.is_unread()
+        self.has_arrived()
     }
 
-    fn look(self: Arc<Self>) -> bool {
+    /// The process reads nothing if its thread leaves the reading to a program that has just stopped polling.
+    fn check_reader(&self) {
         if self.ring.waits_for_reader() {
             self.notify();
         }
+    }
+
+    fn look(self: Arc<Self>) -> bool {
         self.claims.queue_changed(&self.ring)
     }
 

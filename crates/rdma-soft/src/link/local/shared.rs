@@ -265,22 +265,20 @@ impl RingSender {
         self.memory.words().map_or(0, Words::answered)
     }
 
-    /// Returns true if the receiver has something to read.
-    pub(super) fn is_unread(&self) -> bool {
-        let words = self.memory.words();
-        words.is_ok_and(|words| words.head() != self.tail.load(Ordering::Relaxed))
-    }
-
     /// Returns true once if [`PATIENCE`] looks in a row find unread bytes and an unchanged position of the receiver.
     /// The receiver may have claimed to need no notification, and then not looked.
     pub(super) fn waits_for_reader(&self) -> bool {
         let Ok(words) = self.memory.words() else { return false };
         let ([head, looks], now) = (&self.stays, words.head());
-        if now == self.tail.load(Ordering::Relaxed) || head.swap(now, Ordering::Relaxed) != now {
+        if now == self.tail.load(Ordering::Relaxed) || head.load(Ordering::Relaxed) != now {
+            head.store(now, Ordering::Relaxed);
             looks.store(0, Ordering::Relaxed);
             return false;
         }
-        looks.fetch_add(1, Ordering::Relaxed) == PATIENCE
+        // One thread at a time looks.
+        let before = looks.load(Ordering::Relaxed);
+        looks.store(before.wrapping_add(1), Ordering::Relaxed);
+        before == PATIENCE
     }
 
     /// Returns the words of executed requests, or `None` in a forked child.

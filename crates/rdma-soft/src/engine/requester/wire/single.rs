@@ -2,13 +2,14 @@
 
 use rdma_types::{QpState, Qpn};
 
+use crate::engine::aftermath::Aftermath;
 use crate::engine::operation::Opcode;
 use crate::engine::requester::peer::Near;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::SendSide;
 use crate::engine::requester::wire::{Protocol, Wire};
-use crate::engine::wire;
 use crate::engine::wire::single::Single;
+use crate::engine::wire::{self, Word};
 use crate::memory::grace_period::Visit;
 
 impl<P: Near> SendSide<P> {
@@ -64,6 +65,18 @@ impl<P: Near> SendSide<P> {
         wire.arm(own);
         self.push(request, payload);
         true
+    }
+
+    /// Completes the requests that the peer has executed, as a turn does. Returns false if a turn has more to do, because
+    /// requests wait for these.
+    pub(crate) fn complete_executed_alone(&mut self, own: &P, aftermath: &mut Aftermath) -> bool {
+        let wire = self.wire.as_deref();
+        let is_awaited = wire.is_some_and(|wire| wire.word.as_ref().is_none_or(Word::is_awaited));
+        if is_awaited {
+            return false;
+        }
+        self.complete_executed(own, aftermath);
+        self.wire.is_none() || self.has_sent_all()
     }
 
     /// Returns true if everything in the queue was sent as packets, and none is due to be sent again.
