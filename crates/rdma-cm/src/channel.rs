@@ -266,14 +266,15 @@ impl EventChannel {
     }
 
     /// Returns true if an address leads to this host: through an interface, or as a GID of the device. Addresses of the
-    /// loopback interface do, except if the device reaches them as those of other devices.
+    /// loopback interface do, except if the device reaches them as those of other devices. The interfaces belong to no
+    /// simulated network.
     fn is_own(&self, ip: IpAddr) -> bool {
         let is_reached = || {
             let source = self.engine.source_to(ip);
             source.is_some_and(|source| ip_of(source).is_loopback())
         };
         ip.is_unspecified()
-            || is_of_interface(ip)
+            || !self.engine.is_simulated() && is_of_interface(ip)
             || self.engine.has_gid(gid_of(ip))
             || ip.is_loopback() && !is_reached()
     }

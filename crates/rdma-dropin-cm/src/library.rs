@@ -56,6 +56,8 @@ fn mads() -> Option<Mads> {
         source: unsafe { function(source) },
         // SAFETY: as above.
         send: unsafe { function(send) },
+        // No program creates a simulated network through libibverbs.
+        clock: None,
     })
 }
 

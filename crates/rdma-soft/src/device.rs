@@ -3,8 +3,13 @@
 #[cfg_attr(loom, allow(dead_code))] // models have no links to other processes
 pub(crate) mod arrivals;
 pub(crate) mod gid_place;
+#[cfg(not(loom))]
+pub(crate) mod gsi;
 pub(crate) mod identity;
+#[cfg(not(loom))]
+pub(crate) mod mads;
 pub(crate) mod model;
+#[cfg_attr(loom, allow(dead_code))] // models have no networks
 pub(crate) mod network;
 mod recurring;
 #[cfg_attr(loom, allow(dead_code))] // no model lists devices for programs
@@ -76,6 +81,8 @@ pub(crate) struct Device {
     delay: OnceLock<Arc<Delay>>,
     /// The faults that recur, once the device was opened.
     recurring: OnceLock<Vec<Arc<Recurring>>>,
+    #[cfg(not(loom))]
+    pub(crate) mads: mads::Mads,
     users: Mutex<Users>,
 }
 
@@ -168,6 +175,8 @@ impl Device {
             contexts: Mutex::default(),
             delay: OnceLock::new(),
             recurring: OnceLock::new(),
+            #[cfg(not(loom))]
+            mads: mads::Mads::new(),
             users: Mutex::default(),
         }
     }
@@ -228,6 +237,8 @@ impl Device {
         self.memory.regions.retire();
         locked(&self.queue_pairs).end();
         self.inboxes.all().for_each(|inbox| inbox.retire());
+        #[cfg(not(loom))]
+        self.mads.close();
         if let Some(tap) = &self.tap {
             tap.end();
         }
@@ -424,6 +435,7 @@ impl Device {
     }
 
     /// Returns the networks that lead to other hosts.
+    #[cfg(not(loom))]
     pub(crate) fn networks(&self) -> &[Arc<dyn Network>] {
         self.networks.get().map_or(&[], Vec::as_slice)
     }

@@ -75,6 +75,7 @@ pub use link::Link;
 #[cfg(not(loom))]
 pub use link::local::host::Peers;
 pub use link::model::LinkModel;
+pub use link::simulation::SentPacket;
 #[cfg(not(loom))]
 pub use network::{Network, OtherNetwork};
 pub use profile::Profile;

@@ -1,7 +1,7 @@
 //! Link layers, and the transports that carry packets over them.
 
 #[cfg(not(loom))] // models have one process
-mod descriptor;
+pub(crate) mod descriptor;
 #[cfg(not(loom))]
 mod driver;
 #[cfg_attr(loom, allow(dead_code))] // models use only its words

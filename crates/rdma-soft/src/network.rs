@@ -9,6 +9,7 @@ use crate::device::Device;
 use crate::device::subnet::{INSTALLED, Subnet};
 use crate::fabric::clock::Time;
 use crate::link::model::LinkModel;
+use crate::link::simulation::SentPacket;
 use crate::soft_device::SoftDevice;
 
 /// A network of software devices in virtual time. Its links can be made as slow and as unreliable as a test needs.
@@ -204,6 +205,28 @@ impl Network {
     /// ```
     pub fn run_for(&self, time: Duration) {
         self.subnet.advance_until(self.subnet.clock.now() + time);
+    }
+
+    /// Calls a function for each packet that is sent from now on, instead of an earlier function. The function must not
+    /// use the network or its devices.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicU32, Ordering};
+    ///
+    /// let network = rdma_soft::Network::simulated(1);
+    /// let lost = Arc::new(AtomicU32::new(0));
+    /// let count = Arc::clone(&lost);
+    /// network.observe(move |packet| {
+    ///     count.fetch_add(u32::from(packet.arrives.is_none()), Ordering::Relaxed);
+    /// });
+    /// // A program sends packets here.
+    /// assert_eq!(lost.load(Ordering::Relaxed), 0);
+    /// ```
+    pub fn observe(&self, observer: impl Fn(&SentPacket<'_>) + Send + Sync + 'static) {
+        if let Some(links) = &self.subnet.links {
+            links.observe(Box::new(observer));
+        }
     }
 
     /// Returns the number of packets sent so far.

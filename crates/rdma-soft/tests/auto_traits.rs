@@ -2,7 +2,7 @@
 
 use rdma_soft::{
     Builder, Counters, Faults, FaultsError, GidPlace, InstallError, Limits, Link, LinkModel,
-    Network, OtherNetwork, Peers, Profile, Schedule, SoftDevice, Verbs,
+    Network, OtherNetwork, Peers, Profile, Schedule, SentPacket, SoftDevice, Verbs,
 };
 
 fn send_sync<T: Send + Sync + 'static>() {}
@@ -26,6 +26,7 @@ fn values_are_send_and_sync() {
     send_sync::<LinkModel>();
     send_sync::<Profile>();
     send_sync::<Schedule>();
+    send_sync::<SentPacket<'static>>();
     send_sync::<Verbs>();
 }
 

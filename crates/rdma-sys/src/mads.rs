@@ -27,6 +27,21 @@ pub struct Mads {
     ) -> c_int,
     /// Returns 0 or an error number. [`Verbs::send_mad`] states the contract.
     pub send: unsafe extern "C" fn(context: *mut ibv_context, mad: *const AddressedMad) -> c_int,
+    /// The clock of devices that do not follow the system's.
+    pub clock: Option<MadClock>,
+}
+
+/// The clock of devices in simulated networks, which programs use for the timers of their
+/// datagrams.
+#[derive(Clone, Copy, Debug)]
+pub struct MadClock {
+    /// Returns the time in nanoseconds, or 0 if the device follows the system's clock.
+    /// [`Verbs::mad_time`] states the contract.
+    pub time: unsafe extern "C" fn(context: *mut ibv_context) -> u64,
+    /// Returns 0 or an error number. [`Verbs::set_mad_alarm`] states the contract.
+    pub set_alarm: unsafe extern "C" fn(context: *mut ibv_context, at: u64) -> c_int,
+    /// Returns 1, or 0 if nothing happens until then. [`Verbs::pass_mad_time`] states the contract.
+    pub pass_time: unsafe extern "C" fn(context: *mut ibv_context, until: u64) -> c_int,
 }
 
 /// A management datagram from queue pair 1 of one port to that of another.
@@ -89,6 +104,9 @@ impl Verbs {
     /// is that of the packet. Messages that the program does not read in time are lost. If the
     /// function is called again, only the newest file receives later messages.
     ///
+    /// A message of another length is no datagram. It only makes the file readable when the time of
+    /// [`set_mad_alarm`](Self::set_mad_alarm) has come.
+    ///
     /// # Errors
     /// [`Errno::EOPNOTSUPP`] if the device exchanges no datagrams with other hosts.
     /// [`Errno::EMFILE`] and other errors of the system.
@@ -141,5 +159,48 @@ impl Verbs {
         // SAFETY: the context belongs to this table, and the datagram lives until the call returns
         // (SAFETY.md F1, F2).
         Errno::check(unsafe { (mads.send)(context, mad) })
+    }
+
+    /// Returns the time of a device in nanoseconds, which a program uses for the timers of its
+    /// datagrams. Returns `None` if the device follows the system's clock. The time of a
+    /// simulated network is virtual.
+    ///
+    /// # Safety
+    /// `context` is a live context from this table.
+    #[must_use]
+    pub unsafe fn mad_time(&self, context: *mut ibv_context) -> Option<u64> {
+        let clock = self.mads?.clock?;
+        // SAFETY: the context belongs to this table (SAFETY.md F2).
+        Some(unsafe { (clock.time)(context) }).filter(|time| *time != 0)
+    }
+
+    /// Makes the file of [`open_mads`](Self::open_mads) readable at a time of the device's clock. If an
+    /// earlier alarm is set, it stays set instead of this one.
+    ///
+    /// # Errors
+    /// [`Errno::EOPNOTSUPP`] if the device follows the system's clock. [`Errno::EINVAL`] if queue pair 1 is
+    /// not open.
+    ///
+    /// # Safety
+    /// `context` is a live context from this table.
+    pub unsafe fn set_mad_alarm(&self, context: *mut ibv_context, at: u64) -> Result<(), Errno> {
+        let clock = self.mads.and_then(|mads| mads.clock).ok_or(Errno::EOPNOTSUPP)?;
+        // SAFETY: the context belongs to this table (SAFETY.md F2).
+        Errno::check(unsafe { (clock.set_alarm)(context, at) })
+    }
+
+    /// Lets the time of a device pass until the next event on its network, such as the arrival of a
+    /// packet, but not beyond `until`. Returns true if there was an event. Otherwise it is `until`
+    /// now, unless that is [`u64::MAX`]: then time has not passed.
+    ///
+    /// Returns false if the device follows the system's clock.
+    ///
+    /// # Safety
+    /// `context` is a live context from this table.
+    #[must_use]
+    pub unsafe fn pass_mad_time(&self, context: *mut ibv_context, until: u64) -> bool {
+        let Some(clock) = self.mads.and_then(|mads| mads.clock) else { return false };
+        // SAFETY: the context belongs to this table (SAFETY.md F2).
+        unsafe { (clock.pass_time)(context, until) != 0 }
     }
 }

@@ -2,8 +2,8 @@
 //! checked here: they contain raw pointers, so Rust confines them to one thread.
 
 use rdma_sys::{
-    AddressedMad, Errno, InterfaceAddress, LoadError, Mads, PerProcess, Process, Provider,
-    UnknownProvider, Unsupported, Verbs,
+    AddressedMad, Errno, InterfaceAddress, LoadError, MadClock, Mads, PerProcess, Process,
+    Provider, UnknownProvider, Unsupported, Verbs,
 };
 
 fn send_sync<T: Send + Sync + 'static>() {}
@@ -13,6 +13,7 @@ fn error<T: std::error::Error + Send + Sync + 'static>() {}
 fn tables_are_for_every_thread() {
     send_sync::<Verbs>();
     send_sync::<Provider>();
+    send_sync::<MadClock>();
     send_sync::<Mads>();
 }
 

@@ -15,5 +15,5 @@
 
 pub use rdma_soft::{
     Builder, Counters, Faults, FaultsError, GidPlace, InstallError, Limits, Link, LinkModel,
-    Network, OtherNetwork, Peers, Profile, Schedule, SoftDevice, install, verbs,
+    Network, OtherNetwork, Peers, Profile, Schedule, SentPacket, SoftDevice, install, verbs,
 };

@@ -3,6 +3,8 @@
 //! A MAD that arrives can be for any of these channels. The thread that reads it passes it on. A REQ goes to the channel
 //! that listens to the service. Any other message goes to the channel whose slot is in the receiver's communication ID.
 
+mod mads;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,7 +16,7 @@ use rdma_sys::{AddressedMad, PerProcess};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
-use super::mads::Mads;
+use self::mads::Mads;
 use crate::error::Error;
 
 /// The maximum number of MADs that a thread reads before it handles those of its own channel.
@@ -128,8 +130,13 @@ impl Inbox {
         let mut mads = locked(&self.mads);
         if mads.len() < WAITING {
             mads.push_back(*mad);
-            let _ = write(&self.signal, &1_u64.to_ne_bytes());
+            self.ring();
         }
+    }
+
+    /// Makes the channel handle its timers.
+    fn ring(&self) {
+        let _ = write(&self.signal, &1_u64.to_ne_bytes());
     }
 
     fn take_all(&self) -> VecDeque<AddressedMad> {
@@ -170,8 +177,13 @@ impl Member {
 
     /// Passes on MADs that have arrived, and returns those for this channel.
     pub(super) fn receive(&self) -> VecDeque<AddressedMad> {
-        let mads = (0..READS).map_while(|_| self.hub.mads.receive());
-        mads.for_each(|mad| self.hub.pass_on(&mad));
+        let messages = (0..READS).map_while(|_| self.hub.mads.receive());
+        messages.for_each(|message| match message {
+            mads::Message::Mad(mad) => self.hub.pass_on(&mad),
+            mads::Message::Alarm => {
+                locked(&self.hub.routes).inboxes.values().for_each(|inbox| inbox.ring());
+            }
+        });
         self.inbox.take_all()
     }
 
@@ -183,6 +195,22 @@ impl Member {
     /// address.
     pub(super) fn source_to(&self, remote: Gid) -> Option<Gid> {
         self.hub.mads.source_to(remote)
+    }
+
+    /// Returns the time of the device's clock in nanoseconds, if it has one of its own.
+    pub(super) fn time(&self) -> Option<u64> {
+        self.hub.mads.time()
+    }
+
+    /// Makes the channel's files readable at a time of the device's clock.
+    pub(super) fn set_alarm(&self, at: u64) {
+        self.hub.mads.set_alarm(at);
+    }
+
+    /// Lets the time of the device's clock pass until its next event, but not beyond `until`. Returns true if there was
+    /// an event.
+    pub(super) fn pass_time(&self, until: u64) -> bool {
+        self.hub.mads.pass_time(until)
     }
 
     pub(super) fn send(&self, local: Gid, transmit: &Transmit) {

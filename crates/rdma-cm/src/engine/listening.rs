@@ -11,12 +11,11 @@ use std::time::Duration;
 use rdma_proto::Time;
 use rdma_proto::cm::{Manager, PortSpace, ServiceId};
 use rdma_sys::Process;
-use rdma_types::Guid;
 use rustix::io::{Errno, Result};
 
 use super::files::Files;
 use super::peer::{Peer, Stage};
-use super::socket::{accept_from, listen_on, reserve};
+use super::socket::{PortOwner, accept_from, listen_on, reserve};
 use super::{Engine, NEXT, State};
 
 /// The connections that are accepted before other sockets get their turn.
@@ -29,7 +28,7 @@ const SILENCE: Duration = Duration::from_millis(100);
 const FREE: (u16, u16) = (32_768, 28_232);
 
 /// A port of a device.
-type Key = (Guid, ServiceId);
+type Key = (PortOwner, ServiceId);
 
 /// Shared ports.
 static SHARED: Mutex<BTreeMap<Key, Weak<Name>>> = Mutex::new(BTreeMap::new());
@@ -110,28 +109,28 @@ pub(super) struct Listening {
 
 /// Reserves a port; 0 selects a free one. Also returns the port. A shared one may have other owners that share it.
 pub(super) fn bind(
-    device: Guid,
+    owner: PortOwner,
     space: PortSpace,
     port: u16,
     is_shared: bool,
 ) -> Result<(Arc<Name>, u16)> {
     if !is_shared {
-        return bind_name(device, space, port);
+        return bind_name(owner, space, port);
     }
     let mut shared = shared();
-    let found = shared.get(&(device, space.service_id(port))).and_then(Weak::upgrade);
+    let found = shared.get(&(owner, space.service_id(port))).and_then(Weak::upgrade);
     if let Some(name) = found.filter(|name| name.process.is_current()) {
         return Ok((name, port));
     }
-    let (name, port) = bind_name(device, space, port)?;
+    let (name, port) = bind_name(owner, space, port)?;
     shared.insert(name.key, Arc::downgrade(&name));
     Ok((name, port))
 }
 
-fn bind_name(device: Guid, space: PortSpace, port: u16) -> Result<(Arc<Name>, u16)> {
+fn bind_name(owner: PortOwner, space: PortSpace, port: u16) -> Result<(Arc<Name>, u16)> {
     let bind = |port| {
-        let key = (device, space.service_id(port));
-        let (socket, process) = (reserve(device, key.1)?, Process::current());
+        let key = (owner, space.service_id(port));
+        let (socket, process) = (reserve(owner, key.1)?, Process::current());
         Ok((Arc::new(Name { socket, key, process, has_listened: AtomicBool::new(false) }), port))
     };
     if port != 0 {

@@ -9,7 +9,6 @@ pub(crate) mod groups;
 mod hub;
 mod line;
 mod listening;
-mod mads;
 pub(crate) mod managed;
 mod options;
 pub(crate) mod path;
@@ -17,6 +16,7 @@ pub(crate) mod peer;
 mod remote;
 mod socket;
 mod state;
+mod time;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,7 +33,6 @@ use rdma_sys::is_installed;
 use rustix::io::Errno;
 
 use self::files::{FIRST_KEY, Files, MADS, set};
-use self::gateway::Gateway;
 use self::hub::Member;
 use self::listening::{Bound, Listening, Name};
 use self::managed::Managed;
@@ -169,10 +168,6 @@ impl Engine {
         Ok(self.context().check_process().map_err(rdma_mem::Error::from)?)
     }
 
-    fn now(&self) -> Time {
-        Time::default().after(self.start.elapsed())
-    }
-
     fn locked(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -189,8 +184,8 @@ impl Engine {
         options: BindOptions,
     ) -> Result<Reserved, Error> {
         self.check_process()?;
-        let (device, port) = (self.context().device().guid(), address.port());
-        let reserved = listening::bind(device, space, port, options.is_shared);
+        let port = address.port();
+        let reserved = listening::bind(self.port_owner(), space, port, options.is_shared);
         let (name, port) = reserved.map_err(|errno| self.not_bound(port, errno))?;
         let bound = Bound { ip: address.ip(), is_one_version: options.is_one_ip_version };
         Ok(Reserved { name, service: space.service_id(port), port, bound })
@@ -248,7 +243,7 @@ impl Engine {
             self.finish(&mut state, token);
             return Ok(handle);
         }
-        let failed = match socket::connect_to(self.context().device().guid(), request.service()) {
+        let failed = match socket::connect_to(self.port_owner(), request.service()) {
             Ok(socket) => {
                 let mut state = self.locked();
                 self.files.add(&socket, token).map_err(Error::system("connect"))?;
@@ -382,7 +377,7 @@ impl Engine {
         mut find: impl FnMut(&mut State) -> Option<T>,
     ) -> Result<Option<T>, Error> {
         self.check_process()?;
-        let end = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let end = limit.map(|limit| self.now().after(limit));
         let mut state = self.locked();
         let mut ready = if state.has_waiter { Vec::new() } else { self.files.wait(NOW)? };
         loop {
@@ -394,7 +389,7 @@ impl Engine {
             if state.closed {
                 return Err(Error::Closed);
             }
-            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let left = end.map(|end| self.until(end));
             if left.is_some_and(|left| left.is_zero()) {
                 return Ok(None);
             }
@@ -420,7 +415,7 @@ impl Engine {
         }
         state.has_waiter = true;
         drop(state);
-        let ready = self.files.wait(limit);
+        let ready = self.wait_for_files(limit);
         let mut state = self.locked();
         state.has_waiter = false;
         // Another thread may wait next.
@@ -558,15 +553,6 @@ impl Engine {
         if let Some((token, listening)) = found {
             listening.decided(&self.files, token, peer);
         }
-    }
-
-    fn set_timer(&self, state: &State) {
-        let of_gateway = |gateway: &Arc<Gateway>| gateway.manage(|manager| manager.deadline());
-        let outside = state.gateways.values().filter_map(of_gateway).min();
-        let own = state.deadlines.first().map(|(at, _)| *at);
-        let first = own.into_iter().chain(outside).min().map(Time::as_nanos);
-        let now = self.now().as_nanos();
-        self.files.set_timer(first.map(|at| Duration::from_nanos(at.saturating_sub(now))));
     }
 
     fn set_readable(&self, state: &mut State) {

@@ -1,6 +1,5 @@
 //! Connections to other hosts, whose messages are MADs.
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -43,7 +42,7 @@ impl Engine {
         let State { gateways, listeners, .. } = state;
         let gateway = gateways.entry(local).or_insert_with(|| {
             let guid = self.context().device().guid();
-            let mut manager = Manager::new(&Settings::new(guid, member.slot(), secret()));
+            let mut manager = Manager::new(&Settings::new(guid, member.slot(), self.secret()));
             for listening in listeners.values() {
                 let _ = manager.listen(listening.service());
             }
@@ -171,10 +170,4 @@ impl Engine {
             gateway.send(&refusal);
         }
     }
-}
-
-/// Returns a random number.
-fn secret() -> u32 {
-    let [a, b, c, d, ..] = RandomState::new().hash_one(()).to_ne_bytes();
-    u32::from_ne_bytes([a, b, c, d])
 }

@@ -4,6 +4,7 @@
 //! space: a name has one owner, and is free once its process exits.
 
 use std::os::fd::OwnedFd;
+use std::process::id;
 
 use rdma_proto::cm::ServiceId;
 use rdma_proto::cm::wire::MAD_LEN;
@@ -22,9 +23,31 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 /// The maximum number of connections that wait to be accepted. The kernel reduces it to `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
 
-/// Returns the name of the socket at a port of a device.
-fn name(device: Guid, service: ServiceId) -> Result<SocketAddrUnix> {
-    SocketAddrUnix::new_abstract_name(format!("rdma-cm/1/{device}/{service}").as_bytes())
+/// The device to which ports belong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PortOwner {
+    device: Guid,
+    /// The process and the address of a device in a simulated network. Two devices may have the same GUID, because it
+    /// depends only on the network's seed.
+    simulated: Option<(u32, usize)>,
+}
+
+impl PortOwner {
+    pub(super) fn new(device: Guid, simulated: Option<usize>) -> Self {
+        Self { device, simulated: simulated.map(|address| (id(), address)) }
+    }
+
+    /// Returns the name of the socket at a port.
+    fn name(self, service: ServiceId) -> Result<SocketAddrUnix> {
+        let device = self.device;
+        let name = match self.simulated {
+            None => format!("rdma-cm/1/{device}/{service}"),
+            Some((process, address)) => {
+                format!("rdma-cm/1/{device}/{process}/{address:x}/{service}")
+            }
+        };
+        SocketAddrUnix::new_abstract_name(name.as_bytes())
+    }
 }
 
 fn socket() -> Result<OwnedFd> {
@@ -35,9 +58,9 @@ fn socket() -> Result<OwnedFd> {
 }
 
 /// Reserves a service. Fails with `ADDRINUSE` if another socket has it. Connections are refused until the socket listens.
-pub(super) fn reserve(device: Guid, service: ServiceId) -> Result<OwnedFd> {
+pub(super) fn reserve(owner: PortOwner, service: ServiceId) -> Result<OwnedFd> {
     let socket = socket()?;
-    bind(&socket, &name(device, service)?)?;
+    bind(&socket, &owner.name(service)?)?;
     Ok(socket)
 }
 
@@ -48,9 +71,9 @@ pub(super) fn listen_on(socket: &OwnedFd) -> Result<()> {
 
 /// Connects to the listener of a service. Fails with `CONNREFUSED` if the service has no listener, with `AGAIN` if too many
 /// connections wait for it, and with `ACCESS` if another user listens.
-pub(super) fn connect_to(device: Guid, service: ServiceId) -> Result<OwnedFd> {
+pub(super) fn connect_to(owner: PortOwner, service: ServiceId) -> Result<OwnedFd> {
     let socket = socket()?;
-    connect(&socket, &name(device, service)?)?;
+    connect(&socket, &owner.name(service)?)?;
     if is_own(&socket) { Ok(socket) } else { Err(Errno::ACCESS) }
 }
 

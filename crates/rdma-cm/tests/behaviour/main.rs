@@ -13,4 +13,5 @@ mod parts;
 mod phases;
 mod processes;
 mod refusals;
+mod simulated;
 mod unmanaged;

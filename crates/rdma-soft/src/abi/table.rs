@@ -5,7 +5,9 @@ use std::sync::OnceLock;
 use rdma_sys::Verbs;
 
 use super::completion::{cq, event};
-use super::device::{context, list, mads, port, query, text};
+#[cfg(not(loom))]
+use super::device::mads;
+use super::device::{context, list, port, query, text};
 use super::memory::{mr, pd};
 use super::queue_pair::{ah, qp, qp_ex, srq};
 use super::{absent, fork};
@@ -53,7 +55,10 @@ pub fn verbs() -> &'static Verbs {
         verbs.is_fork_initialized = Some(fork::is_fork_initialized);
         verbs.create_comp_channel = event::create_comp_channel;
         verbs.wake_early = Some(event::wake_early);
-        verbs.mads = Some(mads::MADS);
+        #[cfg(not(loom))]
+        {
+            verbs.mads = Some(mads::MADS);
+        }
         verbs.destroy_comp_channel = event::destroy_comp_channel;
         verbs.get_cq_event = event::get_cq_event;
         verbs.ack_cq_events = event::ack_cq_events;

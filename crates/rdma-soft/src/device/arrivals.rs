@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use rdma_proto::Burst;
-use rdma_proto::wire::{Bth, Service as WireService};
+#[cfg(not(loom))]
+use rdma_proto::cm::Transmit;
+use rdma_proto::wire::Service as WireService;
 use rdma_types::Qpn;
 
 use crate::address::{Address, Path};
@@ -18,7 +20,7 @@ use crate::engine::station::Owner as _;
 use crate::engine::wire::letter::{ExecutedWords, Letter};
 #[cfg(not(loom))]
 use crate::engine::wire::single::Single;
-use crate::engine::wire::{TURN, drop_burst, drop_packets};
+use crate::engine::wire::{TURN, drop_burst, drop_packets, is_of_partition};
 use crate::link::memory::Receives;
 use crate::link::pcap::Tap;
 use crate::link::simulation::Links;
@@ -27,9 +29,6 @@ use crate::memory::copy::Segment;
 
 #[cfg(all(test, not(loom)))]
 pub(crate) mod tests;
-
-/// The partition of the port, in which the port is a full member.
-const P_KEY: u16 = Bth::DEFAULT_P_KEY;
 
 /// Returns true if the packets have no receiver, and counts them. They are for an unknown or destroyed queue pair, or
 /// only one of QPN and address is that of a multicast group. Such packets take no space in the inbox.
@@ -47,13 +46,6 @@ pub(crate) fn is_for_nobody(
         drop_burst(device, path, burst, Reason::UnknownQp, source);
     }
     nobody
-}
-
-/// Returns true if the port accepts this P_Key. Sender and port must be members of the same partition, and at least one
-/// of them must be a full member (IBTA volume 1, 10.9.3).
-pub(crate) const fn is_of_partition(p_key: u16) -> bool {
-    const FULL: u16 = 0x8000;
-    (p_key ^ P_KEY) & !FULL == 0 && (p_key | P_KEY) & FULL != 0
 }
 
 /// Work that is deferred to the end of an inbox's turn, and done before the receive side is released.
@@ -143,6 +135,13 @@ fn receive(device: &'static Device, letter: &Letter, afterwards: &mut Afterwards
     }
     if bth.destination == Qpn::MULTICAST {
         return receive_for_many(device, letter);
+    }
+    #[cfg(not(loom))]
+    if bth.destination == Transmit::QPN && device.subnet.links.is_some() {
+        if device.mads.accepts(device, &letter.path, &letter.burst, letter.payload()) {
+            device.mads.deliver(device, &letter.path, letter.payload());
+        }
+        return;
     }
     let Some(own) = device.queue_pair(bth.destination.get()) else {
         return drop_packets(device, letter, Reason::UnknownQp, source);

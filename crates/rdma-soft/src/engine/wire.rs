@@ -438,6 +438,16 @@ pub(super) fn why_not_taken(listens: bool, path: Option<Path>, letter: &Letter) 
     }
 }
 
+/// The partition of the port, in which the port is a full member.
+const P_KEY: u16 = Bth::DEFAULT_P_KEY;
+
+/// Returns true if the port accepts this P_Key. Sender and port must be members of the same partition, and at least one
+/// of them must be a full member (IBTA volume 1, 10.9.3).
+pub(crate) const fn is_of_partition(p_key: u16) -> bool {
+    const FULL: u16 = 0x8000;
+    (p_key ^ P_KEY) & !FULL == 0 && (p_key | P_KEY) & FULL != 0
+}
+
 /// Counts dropped packets, and schedules an event about them. If a response arrives after its queue pair was destroyed
 /// or left the ready states, there is no event, because connections usually end like that.
 pub(crate) fn drop_packets(

@@ -72,6 +72,19 @@ impl Fabric {
         self.with_steps(|simulation| self.run_next_event(simulation, Time::END)).unwrap_or(false)
     }
 
+    /// Handles the next event if it is due by `end`. Returns true if there was one. Otherwise advances the time to `end`,
+    /// unless that is the end of time. Does nothing if it is called from within an event.
+    pub(crate) fn step_until(&self, end: Time) -> bool {
+        let stepped = self.with_steps(|simulation| {
+            let stepped = self.run_next_event(simulation, end);
+            if !stepped && end < Time::END {
+                self.clock.advance_to(end);
+            }
+            stepped
+        });
+        stepped.unwrap_or(false)
+    }
+
     /// Sets whether a request for a completion event makes the next event happen.
     pub(crate) fn set_steps_on_arming(&self, steps: bool) {
         if let Some(simulation) = &self.simulation {

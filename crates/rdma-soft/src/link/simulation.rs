@@ -4,9 +4,11 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Mutex;
+use std::time::Duration;
 
 use rdma_proto::Burst;
 use rdma_proto::wire::Headers;
+use rdma_types::Qpn;
 
 use crate::address::Path;
 use crate::engine::adapter::Adapter;
@@ -23,13 +25,37 @@ use crate::sync::locked;
 /// The approximate size of a packet's headers: Ethernet, IPv4, UDP, BTH and ICRC.
 const HEADERS: u64 = 14 + 20 + 8 + 12 + 4;
 
+/// A packet that a device of a network has sent, and what happens to it.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct SentPacket<'a> {
+    /// The name of the sending device.
+    pub from: &'a str,
+    /// The name of the receiving device.
+    pub to: &'a str,
+    /// The queue pair that the packet is for.
+    pub destination: Qpn,
+    /// The bytes after the headers.
+    pub payload: &'a [u8],
+    /// The time at which the packet was sent, on the clock of [`Network::now`](crate::Network::now).
+    pub sent: Duration,
+    /// The time at which the packet arrives. `None` if it is lost.
+    pub arrives: Option<Duration>,
+    /// The time at which the packet arrives again, if it is repeated.
+    pub repeated: Option<Duration>,
+    /// Whether bits were flipped, so that the receiver usually drops the packet.
+    pub is_damaged: bool,
+}
+
+/// A function that is called for each packet that is sent.
+type Observer = Box<dyn Fn(&SentPacket<'_>) + Send + Sync>;
+
 /// The links between the devices of a simulated subnet.
 #[derive(Debug)]
 pub(crate) struct Links {
     net: Mutex<Net>,
 }
 
-#[derive(Debug)]
 struct Net {
     random: SplitMix,
     /// The model of links without a model of their own.
@@ -43,6 +69,18 @@ struct Net {
     /// The number of packets sent so far.
     packets: u64,
     trace: DefaultHasher,
+    observer: Option<Observer>,
+}
+
+impl std::fmt::Debug for Net {
+    /// Prints the network without the function of its observer.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { model, packets, .. } = self;
+        f.debug_struct("Net")
+            .field("model", model)
+            .field("packets", packets)
+            .finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -91,6 +129,7 @@ impl Links {
             numbered: 0,
             packets: 0,
             trace: DefaultHasher::new(),
+            observer: None,
         };
         Self { net: Mutex::new(net) }
     }
@@ -121,7 +160,14 @@ impl Links {
     pub(crate) fn retire(&self) {
         let mut net = locked(&self.net);
         net.events = BinaryHeap::new();
+        net.observer = None;
         net.directions = BTreeMap::new();
+    }
+
+    /// Calls a function for each packet that is sent from now on, instead of an earlier one.
+    pub(crate) fn observe(&self, observer: Observer) {
+        let earlier = locked(&self.net).observer.replace(observer);
+        drop(earlier);
     }
 
     /// Returns the number of packets sent.
@@ -256,5 +302,17 @@ impl Net {
         let arrivals = [fate.arrives, fate.again].map(|at| at.map(Time::nanoseconds));
         (now.nanoseconds(), &from.name, &to.name, header, payload).hash(&mut self.trace);
         (arrivals, fate.flipped).hash(&mut self.trace);
+        let Some(observer) = &self.observer else { return };
+        let since = |at: Time| at.since(Time::BEGINNING);
+        observer(&SentPacket {
+            from: &from.name,
+            to: &to.name,
+            destination: bth.destination,
+            payload,
+            sent: since(now),
+            arrives: fate.arrives.map(since),
+            repeated: fate.again.map(since),
+            is_damaged: fate.flipped > 0,
+        });
     }
 }

@@ -6,7 +6,6 @@
 
 mod address;
 mod coalesced;
-mod mads;
 mod open;
 mod outgoing;
 mod packet;
@@ -24,7 +23,6 @@ use rdma_types::{Gid, GidType, Mtu};
 use rustix::io::Errno;
 
 use self::address::LocalAddress;
-use self::mads::Mads;
 pub(crate) use self::outgoing::Loss;
 use self::port::Port;
 use self::socket::Socket;
@@ -85,15 +83,13 @@ impl Listening {
     /// Starts sending and receiving packets.
     pub(crate) fn begin(self, device: &'static Device, loss: Option<Loss>) {
         let Ok(driver) = Driver::of(device.subnet) else { return };
-        let mads = Arc::new(Mads::new());
         let mut networks: Vec<Arc<dyn Network>> = Vec::new();
         let mut receiving = Vec::new();
         for (address, socket) in self.sockets {
             let way = (address.interface, address.ip.is_ipv4());
             let receives_groups = !receiving.contains(&way);
             receiving.push(way);
-            let receives = (receives_groups, Arc::clone(&mads));
-            match Port::open(driver, device, address, socket, receives, loss) {
+            match Port::open(driver, device, address, socket, receives_groups, loss) {
                 Ok(port) => networks.push(port),
                 Err(errno) => {
                     tracing::error!(device = device.name, address = %address.ip, %errno, "no packets are received at an address");

@@ -2,6 +2,7 @@
 
 pub(super) mod context;
 pub(super) mod list;
+#[cfg(not(loom))] // models have no management datagrams
 pub(super) mod mads;
 pub(super) mod port;
 pub(super) mod query;

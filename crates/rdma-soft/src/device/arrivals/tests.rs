@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{OnceLock, Weak};
 
-use rdma_proto::wire::{Aeth, CreditCount, Headers, Opcode, Operation, Syndrome};
+use rdma_proto::wire::{Aeth, Bth, CreditCount, Headers, Opcode, Operation, Syndrome};
 use rdma_proto::{Datagrams, Destination, MessageEnd};
 use rdma_types::{AsyncEventKind, Gid, Mtu, Psn, QpAttributes, QpState, WcStatus};
 

@@ -2,15 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-use rdma_proto::cm::wire::MAD_LEN;
 use rdma_types::Gid;
 use rustix::io::{Errno, Result};
 
 use super::address::LocalAddress;
-use super::mads::Mads;
 use super::open::Open;
 use super::outgoing::{Loss, Outgoing};
 use super::receiver::PortReceiver;
@@ -37,7 +34,6 @@ pub(super) struct Port {
     /// Whether this address receives packets to groups. Only one IPv4 and one IPv6 address of each interface do, so
     /// that each datagram arrives once.
     receives_groups: bool,
-    mads: Arc<Mads>,
     groups: Mutex<BTreeMap<Gid, Arc<PortReceiver>>>,
 }
 
@@ -47,7 +43,7 @@ impl Port {
         device: &'static Device,
         own: LocalAddress,
         socket: Socket,
-        (receives_groups, mads): (bool, Arc<Mads>),
+        receives_groups: bool,
         loss: Option<Loss>,
     ) -> Result<Arc<Self>> {
         let mut made = None;
@@ -55,20 +51,11 @@ impl Port {
             let open = Arc::new(Open::new(driver, socket, token));
             let outgoing = Outgoing::new(device, own.ip, Arc::clone(&open), loss);
             let outgoing = Arc::clone(made.insert(outgoing));
-            PortReceiver::new(device, own.ip, open, (outgoing, Arc::clone(&mads)))
+            PortReceiver::new(device, own.ip, open, outgoing)
         })?;
         let outgoing = made.ok_or(Errno::NOMEM)?;
         let groups = Mutex::default();
-        Ok(Arc::new(Self {
-            driver,
-            device,
-            own,
-            receiver,
-            outgoing,
-            receives_groups,
-            mads,
-            groups,
-        }))
+        Ok(Arc::new(Self { driver, device, own, receiver, outgoing, receives_groups, groups }))
     }
 
     /// Starts to receive packets to a group.
@@ -150,15 +137,7 @@ impl Network for Port {
         }
     }
 
-    fn open_mads(&self) -> std::result::Result<OwnedFd, Refusal> {
-        self.mads.open().map_err(Refusal::without_files)
-    }
-
     fn is_source_to(&self, remote: Gid) -> bool {
         self.receiver.open.socket.source_to(address(remote)) == Ok(self.own.ip)
-    }
-
-    fn send_mad(&self, remote: Gid, mad: &[u8; MAD_LEN]) {
-        self.mads.send(self.device, self.outlet(), (self.address().gid, remote), mad);
     }
 }

@@ -11,7 +11,6 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 
 use super::coalesced::CoalescedBurst;
-use super::mads::Mads;
 use super::open::Open;
 use super::outgoing::Outgoing;
 use super::packet::{Flow, NoPacket, Reader};
@@ -52,8 +51,6 @@ pub(super) struct PortReceiver {
     interface: Option<u32>,
     /// The sender that uses the same socket, if there is one.
     outgoing: Option<Arc<Outgoing>>,
-    /// The receiver of packets for queue pair 1. A multicast group has none.
-    mads: Option<Arc<Mads>>,
     /// Locked by the thread that reads, so that packets stay in order.
     reading: Mutex<Reading>,
     /// Whether packets arrive or leave on this socket.
@@ -102,9 +99,9 @@ impl PortReceiver {
         device: &'static Device,
         own: IpAddr,
         open: Arc<Open>,
-        shared: (Arc<Outgoing>, Arc<Mads>),
+        outgoing: Arc<Outgoing>,
     ) -> Arc<Self> {
-        Self::with(device, own, open, None, Some(shared))
+        Self::with(device, own, open, None, Some(outgoing))
     }
 
     pub(super) fn of_group(
@@ -122,10 +119,9 @@ impl PortReceiver {
         own: IpAddr,
         open: Arc<Open>,
         group: Option<(Group, u32)>,
-        shared: Option<(Arc<Outgoing>, Arc<Mads>)>,
+        outgoing: Option<Arc<Outgoing>>,
     ) -> Arc<Self> {
         let (group, interface) = group.unzip();
-        let (outgoing, mads) = shared.unzip();
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
             device,
             open,
@@ -133,7 +129,6 @@ impl PortReceiver {
             group,
             interface,
             outgoing,
-            mads,
             reading: Mutex::new(Reading {
                 received: vec![0; RECEIVED].into_boxed_slice(),
                 left: None,
@@ -232,11 +227,18 @@ impl PortReceiver {
         if self.is_own(&path) {
             return Some((behind, true));
         }
-        if run.burst.header.bth.destination == Transmit::QPN
-            && let Some(mads) = self.mads.as_ref().filter(|mads| mads.is_open())
-        {
-            let datagram = self.datagram(&run, left, first.len());
-            let is_read = mads.receive(self.device, &path, &run.burst, payload, datagram);
+        let mads = &self.device.mads;
+        let is_for_mads = run.burst.header.bth.destination == Transmit::QPN;
+        if is_for_mads && self.group.is_none() && mads.is_open() {
+            let is_accepted = mads.accepts(self.device, &path, &run.burst, payload);
+            if let Some(tap) = self.device.tap.as_ref().filter(|_| is_accepted) {
+                let datagram = self.datagram(&run, left, first.len());
+                tap.received(
+                    None,
+                    &Letter::from_outside(path, run.burst, datagram, payload.into()),
+                );
+            }
+            let is_read = is_accepted && mads.deliver(self.device, &path, payload);
             if !is_read {
                 self.open.driver.note_useless();
             }
