@@ -456,7 +456,11 @@ impl Peer {
 
     pub(crate) fn disconnect(&mut self, now: Time, private_data: &[u8]) -> Result<(), Refusal> {
         let id = self.id;
-        self.line.call(|manager| manager.disconnect(now, id, private_data))?;
+        match self.line.call(|manager| manager.disconnect(now, id, private_data)) {
+            // The peer has forgotten the connection, so the manager has sent a DREQ already.
+            Err(Refusal::State(_)) if self.stage == Stage::Established => {}
+            sent => sent?,
+        }
         self.stage = Stage::Disconnecting;
         Ok(())
     }

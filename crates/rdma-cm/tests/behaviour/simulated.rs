@@ -3,9 +3,13 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use rdma_cm::{Connecting, End, Error, Event, IdToken, Listener, Phase, Step};
+use rdma_cm::unmanaged::{self, Parameters, PortSpace};
+use rdma_cm::{
+    BindOptions, Connecting, End, Error, Event, EventChannel, IdToken, Listener, Phase, Step,
+};
 use rdma_mem::GidType;
 use rdma_soft::{Builder, LinkModel, Network, SoftDevice};
+use rdma_types::{Psn, Qpn};
 
 use crate::common::{Node, connect, disconnected, messages_pass};
 
@@ -37,6 +41,10 @@ impl Hosts {
 
     fn cut(&self) {
         self.set_links(LinkModel::cut());
+    }
+
+    fn heal(&self) {
+        self.set_links(LinkModel::new().latency(LATENCY).bandwidth(0));
     }
 
     fn set_links(&self, model: LinkModel) {
@@ -96,6 +104,67 @@ fn a_wait_ends_at_its_limit_in_virtual_time() {
     let limit = Duration::from_secs(1 << 20);
     assert!(server.channel.next(Some(limit)).unwrap().is_none());
     assert_eq!(hosts.network.now(), limit);
+}
+
+/// Returns the events of the time that some messages take, but no repetition.
+fn events(hosts: &Hosts, channels: [&EventChannel; 2]) -> Vec<(IdToken, unmanaged::Event)> {
+    let mut events = Vec::new();
+    for _ in 0..10 {
+        for channel in channels {
+            while let Some(event) = channel.next(Some(Duration::ZERO)).unwrap() {
+                events.push(unmanaged::event(event));
+            }
+        }
+        hosts.network.run_for(LATENCY);
+    }
+    events
+}
+
+/// A host that has restarted uses a QPN again. Its peer ends the earlier connection by itself, which its program
+/// disconnects at the same time.
+#[test]
+fn a_stale_connection_that_its_program_disconnects_ends_once() {
+    let hosts = Hosts::new(3, "stale");
+    let (near, far) = hosts.nodes();
+    let address = (ip_of(&far), PORT).into();
+    let port = unmanaged::bind(&far.channel, PortSpace::Tcp, address, BindOptions::new()).unwrap();
+    let _listener = unmanaged::listen(&far.channel, &port).unwrap();
+    let own = Parameters::new(Qpn::masked(0x77), Psn::masked(1));
+    let connect = |channel: &EventChannel| {
+        let route = unmanaged::route(channel, address).unwrap();
+        unmanaged::connect(channel, PortSpace::Tcp, &route, &own, b"").unwrap()
+    };
+
+    let first = connect(&near.channel);
+    let mut arrived = events(&hosts, [&near.channel, &far.channel]);
+    let Some((_, unmanaged::Event::Requested { id: passive, .. })) = arrived.pop() else {
+        panic!("a request")
+    };
+    passive.accept(&own, b"").unwrap();
+    assert!(matches!(
+        events(&hosts, [&near.channel, &far.channel])[..],
+        [(_, unmanaged::Event::Replied { .. })]
+    ));
+    first.establish().unwrap();
+    assert_eq!(events(&hosts, [&near.channel, &far.channel]).len(), 1);
+
+    hosts.cut();
+    let context = near.channel.context().clone();
+    drop((first, near));
+    hosts.heal();
+    let reborn = EventChannel::open(&context).unwrap();
+    let second = connect(&reborn);
+    hosts.network.run_for(LATENCY + Duration::from_micros(1));
+    assert!(far.channel.next(Some(Duration::ZERO)).unwrap().is_none());
+    // The REQ has arrived, and the DREQ is on its way.
+    assert_eq!(far.channel.counters().stale, 1);
+    passive.disconnect().unwrap();
+    let ended = events(&hosts, [&reborn, &far.channel]);
+    let is_end =
+        |(_, event): &(IdToken, unmanaged::Event)| matches!(event, unmanaged::Event::Ended(_));
+    assert!(ended.iter().all(is_end), "{ended:?}");
+    let of = |id: IdToken| ended.iter().filter(|(of, _)| *of == id).count();
+    assert_eq!((of(passive.token()), of(second.token())), (1, 1), "{ended:?}");
 }
 
 /// Processes the messages of both ends until an event of `id` arrives at the first one.
