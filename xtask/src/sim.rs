@@ -39,6 +39,12 @@ pub(crate) struct Args {
     /// The maximum number of ranks of a group
     #[arg(long)]
     ranks: Option<usize>,
+    /// Run this number of random workloads of connections by address instead
+    #[arg(long)]
+    connections: Option<u64>,
+    /// Run only the workload of connections with this seed
+    #[arg(long)]
+    connection: Option<String>,
     /// Draw the time of collectives by the number of ranks
     #[arg(long, value_name = "FILE.svg")]
     growth: Option<String>,
@@ -48,7 +54,8 @@ pub(crate) struct Args {
         long,
         value_name = "NAME",
         conflicts_with_all = [
-            "packets", "hours", "workload", "messages", "conversation", "groups", "group", "growth",
+            "packets", "hours", "workload", "messages", "conversation", "groups", "group", "connections",
+            "connection", "growth",
         ]
     )]
     planted: Option<Option<String>>,
@@ -77,6 +84,8 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     option("groups", args.groups.map(|groups| groups.to_string()));
     option("group", args.group.clone());
     option("ranks", args.ranks.map(|ranks| ranks.to_string()));
+    option("connections", args.connections.map(|workloads| workloads.to_string()));
+    option("connection", args.connection.clone());
     option("growth", args.growth.clone());
     let mut cargo = cargo(&tree::root());
     let status =
@@ -117,6 +126,8 @@ impl Fault<'_> {
         let is_in = |layer: &str| self.text.contains(&format!("+++ b/{layer}"));
         if is_in("crates/rdma-group/") {
             "--groups"
+        } else if is_in("crates/rdma-proto/src/cm/") || is_in("crates/rdma-cm/") {
+            "--connections"
         } else if layers.into_iter().any(is_in) {
             "--messages"
         } else {

@@ -22,6 +22,7 @@
 //! - `fuzz`: runs a workload that is decoded from arbitrary bytes.
 //! - `message`: streams and messages of `rdma-async`.
 //! - `ranks`: groups of `rdma-group`.
+//! - `connections`: connections by address of `rdma-cm`.
 //! - `watch`: aborts a workload that hangs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper is a finding.
 #![allow(clippy::cast_possible_truncation)] // All numbers are small, and devices are 64-bit only.
@@ -29,6 +30,7 @@
 mod campaign;
 mod choices;
 mod completions;
+mod connections;
 mod ending;
 mod faults;
 mod fuzz;
@@ -47,6 +49,7 @@ mod watch;
 mod windows;
 
 pub use campaign::{Finding, Kind, Total, campaign, workload};
+pub use connections::{Connections, connections};
 pub use fuzz::{Wrong, bytes, fuzz, script_of};
 pub use ranks::{Growth, check, check_many, growth};
 pub use watch::watch;

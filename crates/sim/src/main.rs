@@ -42,6 +42,15 @@ struct Args {
     /// Draw the time of collectives by the number of ranks, up to `--ranks`
     #[arg(long, value_name = "FILE.svg")]
     growth: Option<PathBuf>,
+    /// Run this number of random workloads of connections by address instead
+    #[arg(
+        long,
+        conflicts_with_all = ["packets", "hours", "workload", "messages", "conversation", "groups", "group"]
+    )]
+    connections: Option<u64>,
+    /// Run only the workload of connections with this seed
+    #[arg(long, value_parser = number, conflicts_with_all = ["seed", "connections"])]
+    connection: Option<u64>,
     /// The time limit for a workload, in seconds; if one takes longer, the program prints its seed
     /// and exits. A busy machine may slow a workload down to minutes
     #[arg(long, default_value_t = 600.0)]
@@ -114,6 +123,9 @@ fn main() -> ExitCode {
     if args.groups.is_some() || args.group.is_some() {
         return groups(&args);
     }
+    if args.connections.is_some() || args.connection.is_some() {
+        return connections(&args);
+    }
     let amount = args.messages.map_or(Amount::Packets(args.packets), Amount::Messages);
     let single = args.workload.map(|seed| (Kind::Verbs, seed));
     let single = single.or(args.conversation.map(|seed| (Kind::Messages, seed)));
@@ -177,6 +189,24 @@ fn groups(args: &Args) -> ExitCode {
                 "seed {seed:#x}: {count} groups of up to {} ranks, {events} events",
                 args.ranks
             );
+            ExitCode::SUCCESS
+        }
+        Err(finding) => {
+            println!("{finding}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs workloads of connections by address.
+fn connections(args: &Args) -> ExitCode {
+    let seed = args.connection.or(args.seed).unwrap_or_else(fresh);
+    println!("seed {seed:#x}");
+    let start = Instant::now();
+    match sim::connections(seed, args.connections.unwrap_or(1)) {
+        Ok(total) => {
+            println!("{total}");
+            eprintln!("{:.1} s", start.elapsed().as_secs_f64());
             ExitCode::SUCCESS
         }
         Err(finding) => {

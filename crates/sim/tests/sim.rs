@@ -1,4 +1,5 @@
-//! A million packets of fresh workloads, some thousand messages, and the same run of a seed in every process.
+//! A million packets of fresh workloads, some thousand messages, some hundred connections, and the same run of a seed in
+//! every process.
 #![allow(clippy::unwrap_used)] // A failing helper fails its test.
 
 use std::process::Command;
@@ -11,7 +12,8 @@ fn seed() -> u64 {
     given.unwrap_or_else(clock)
 }
 
-/// The program's output for a seed; fails the test if a check fails. `option` is `--packets` or `--messages`.
+/// The program's output for a seed; fails the test if a check fails. `option` is `--packets`, `--messages` or
+/// `--connections`.
 fn simulated(seed: u64, option: &str, count: u64) -> String {
     let program = env!("CARGO_BIN_EXE_sim");
     let args = ["--seed", &seed.to_string(), option, &count.to_string()];
@@ -50,6 +52,24 @@ fn groups_of_ranks_return_the_results_of_the_model_or_name_the_dead_rank() {
     assert_eq!(Ok(events), sim::check_many(seed, groups, most));
 }
 
+/// Fewer in slow builds.
+const CONNECTIONS: u64 = if cfg!(debug_assertions) { 40 } else { 200 };
+
+/// `cargo xtask sim --connections` does the same.
+#[test]
+fn connections_by_address_end_the_same_at_both_ends() {
+    let seed = seed();
+    println!("RDMA_TEST_SEED={seed}");
+    println!("{}", simulated(seed, "--connections", CONNECTIONS));
+}
+
+#[test]
+fn each_message_of_the_communication_manager_is_lost_repeated_and_delayed() {
+    let total = sim::connections(41, 40).unwrap();
+    assert_eq!(total.unharmed(), Vec::<String>::new(), "{total}");
+    assert!(total.established > 0 && total.answered > 0 && total.deaths > 0, "{total}");
+}
+
 /// A FetchAdd through a window is in flight when its queue pair is destroyed, and arrives after the window was revoked.
 /// The model once mistook its refusal for an error.
 #[test]
@@ -64,7 +84,7 @@ fn a_request_of_a_destroyed_queue_pair_may_be_refused() {
 /// Each process has other memory addresses, and other hasher keys.
 #[test]
 fn a_seed_does_the_same_in_every_process() {
-    for (option, count) in [("--packets", 30_000), ("--messages", 300)] {
+    for (option, count) in [("--packets", 30_000), ("--messages", 300), ("--connections", 10)] {
         let once = simulated(7, option, count);
         assert!(once.contains("trace"), "{once}");
         assert_eq!(once, simulated(7, option, count));

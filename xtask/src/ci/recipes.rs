@@ -455,6 +455,7 @@ pub(super) const STRESS: &[Step] = &[
         .with(&[("RDMA_TEST_STREAMS", "10000")]),
     tests("cargo test -p rdma-group --features async,serde --lib before_each_step")
         .with(&[("RDMA_TEST_DEATHS", "all")]),
+    run("cargo xtask sim --connections 5000"),
 ];
 
 /// Miri needs access to files, because proptest reads its recorded failures. Since Miri is a
