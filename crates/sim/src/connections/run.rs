@@ -189,11 +189,11 @@ impl Run {
             return Ok(());
         }
         let (qpn, is_refused, reuses) = self.choose_qpn(from);
+        let before = self.rests.get(&(from, qpn)).copied();
         let is_requested = self.connect_with(from, to, port, (qpn, reuses))?;
         if is_refused == Some(is_requested) {
             return Err(format!(
-                "QPN {qpn:#x} of host {from} is {:?} at {:?}, and was {}",
-                self.rests.get(&(from, qpn)),
+                "QPN {qpn:#x} of host {from} was {before:?} at {:?}, and was {}",
                 self.network.now(),
                 if is_requested { "accepted" } else { "refused" }
             ));
