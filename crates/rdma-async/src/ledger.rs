@@ -271,8 +271,8 @@ impl Ledger {
     }
 
     /// Polls all completions. Called after the events of the completion queue have been received. Arms the queue, unless
-    /// it still is, for the completions that have to wake a task or release memory, or for any completion if `always` is
-    /// set. Returns the number of completions.
+    /// it still is. Without `always`, only completions that have to wake a task or release memory then send an event.
+    /// Returns the number of completions.
     ///
     /// # Errors
     /// If the completion queue cannot be armed. A failed completion queue is not an error, because its operations have
