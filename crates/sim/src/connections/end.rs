@@ -55,6 +55,9 @@ pub(super) struct End {
     pub(super) has_acted: bool,
     /// Whether a message of this end was unanswered until the last repetition.
     pub(super) is_unanswered: bool,
+    /// Whether the program of this passive end has established it without the confirmation. The end then no longer repeats
+    /// its REP, although that may be lost.
+    pub(super) is_forced: bool,
 }
 
 /// A requested connection, or a query.

@@ -116,6 +116,7 @@ impl Run {
             since: self.network.now(),
             has_acted: false,
             is_unanswered: false,
+            is_forced: false,
         });
     }
 
@@ -232,12 +233,15 @@ impl Run {
         others.filter(move |other| other.is_active != end.is_active)
     }
 
-    /// Returns true if the peer of an end has been in one of these phases for a long time, so its message should have
-    /// arrived. The links lose few of its repetitions.
+    /// Returns true if the peer of an end has been in one of these phases for a long time. Its message must then have
+    /// arrived: the peer has sent it ten times, and the links lose few messages.
     fn has_peer(&self, number: usize, phases: &[Phase]) -> bool {
-        const ENOUGH: Duration = Duration::from_secs(45);
+        const TEN_TRIES: Duration = Duration::from_secs(90);
         let now = self.network.now();
-        self.peers(number).any(|peer| phases.contains(&peer.phase) && now > peer.since + ENOUGH)
+        let has_sent = |peer: &End| {
+            phases.contains(&peer.phase) && !peer.is_forced && now > peer.since + TEN_TRIES
+        };
+        self.loses_few && self.peers(number).any(has_sent)
     }
 
     /// Returns true if a host of an attempt has died since it began.

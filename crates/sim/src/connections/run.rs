@@ -23,6 +23,8 @@ const EVENTS: u32 = 200_000;
 pub(super) struct Run {
     pub(super) rng: Rng,
     model: LinkModel,
+    /// Whether the links lose so few messages that none is lost ten times in a row.
+    pub(super) loses_few: bool,
     tally: Arc<Tally>,
     pub(super) hosts: Vec<Host>,
     pub(super) attempts: Vec<Attempt>,
@@ -50,12 +52,13 @@ impl Run {
         let latency =
             Duration::from_micros(*rng.choice([10, 5_000, 300_000, 1_500_000].iter()).unwrap());
         let mut part = |most: f64| if rng.u8(..4) == 0 { 0.0 } else { rng.f64() * most };
+        let [loss, duplication, reordering, corruption] = [0.15, 0.2, 0.3, 0.02].map(&mut part);
         let model = LinkModel::new()
             .latency(latency)
-            .loss(part(0.15))
-            .duplication(part(0.2))
-            .reordering(part(0.3))
-            .corruption(part(0.02));
+            .loss(loss)
+            .duplication(duplication)
+            .reordering(reordering)
+            .corruption(corruption);
         network.set_all_links(model);
         let tally = Tally::of(&network, latency);
         let hosts = (0..rng.usize(2..=4)).map(|n| Host::new(&network, &format!("cm{n}")));
@@ -65,6 +68,7 @@ impl Run {
             deaths: rng.bool(),
             rng,
             model,
+            loses_few: loss + corruption < 0.05,
             tally,
             hosts,
             attempts: Vec::new(),
@@ -262,6 +266,7 @@ impl Run {
             since: now,
             has_acted: false,
             is_unanswered: false,
+            is_forced: false,
         });
     }
 
@@ -290,6 +295,7 @@ impl Run {
             }
             (Phase::Accepted, 0..2) => {
                 self.forced = Some(end);
+                self.ends[end].is_forced = true;
                 self.with_id(end, |id| id.communication_established())
             }
             (Phase::Established, 0..4) => self.disconnect(end),
