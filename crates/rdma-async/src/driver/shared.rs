@@ -96,8 +96,8 @@ impl Shared {
     /// If the channel fails, or a completion queue cannot be armed. A failed completion queue is not an error, because
     /// its operations have already ended.
     pub(crate) fn sweep(&self, always: bool) -> Result<usize, Error> {
+        self.receive_events()?;
         let ledgers = self.ledgers().clone();
-        self.receive_events(&ledgers)?;
         let (mut all, mut failure) = (0, None);
         for ledger in ledgers.iter().filter(|ledger| !ledger.is_failed()) {
             // Every queue is swept even after an error, because the events of all queues have been received and will
@@ -112,16 +112,18 @@ impl Shared {
 
     /// Receives events until none is left. An armed queue sends one event, so this is usually known without a call that
     /// finds none.
-    fn receive_events(&self, ledgers: &[Arc<Ledger>]) -> Result<(), Error> {
-        let expected = || ledgers.iter().map(|ledger| ledger.expect_events()).sum::<usize>();
+    fn receive_events(&self) -> Result<(), Error> {
+        // Always all queues: another thread may add one, whose event is then among those that are received.
+        let ledgers = || self.ledgers().clone();
+        let expected = || ledgers().iter().map(|ledger| ledger.expect_events()).sum::<usize>();
         // At least one call, because the file may be readable without an event.
         let mut most = expected().max(1);
         while most > 0 {
             let Some(queue) = self.channel.try_get_event()? else {
-                ledgers.iter().for_each(|ledger| ledger.note_no_event());
+                ledgers().iter().for_each(|ledger| ledger.note_no_event());
                 return Ok(());
             };
-            if let Some(ledger) = ledgers.iter().find(|ledger| ledger.cq().id() == queue) {
+            if let Some(ledger) = ledgers().iter().find(|ledger| ledger.cq().id() == queue) {
                 ledger.note_event();
             }
             // A queue that was armed meanwhile may have sent its event before the file was last emptied. A device need

@@ -9,7 +9,7 @@ mod threads;
 
 use std::future::IntoFuture;
 use std::mem::forget;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
 use rdma_connect::TransportError;
@@ -236,6 +236,33 @@ fn an_event_is_received_without_a_call_that_finds_none() {
     drop(sent);
     drop(connection);
     end(rig);
+}
+
+#[test]
+fn an_event_of_a_queue_that_another_thread_has_added_is_received() {
+    let rig = Arc::new(Rig::new());
+    let added = Arc::new(Mutex::new(None));
+    let (other, adds) = (Arc::clone(&rig), Arc::clone(&added));
+    rig.nic.set_before_event(move || {
+        let connection = other.connect([2, 0]);
+        let mut sent = post(connection.send(filled(&other, 1)));
+        assert!(poll(&mut sent).is_pending());
+        other.nic.end(0, NicOutcome::Done(&[]));
+        drop(sent);
+        *adds.lock().unwrap() = Some(connection);
+    });
+    // The driver already calls for an event.
+    rig.driver.0.sweep(false).unwrap();
+    let connection = added.lock().unwrap().take().unwrap();
+    assert!(rig.nic.wait_for_event());
+    let mut second = post(connection.send(filled(&rig, 2)));
+    assert!(poll(&mut second).is_pending());
+    rig.nic.end(0, NicOutcome::Done(&[]));
+    rig.nic.stop_waiting();
+    assert!(rig.nic.wait_for_event(), "the queue was not armed again");
+    outcome(second).unwrap();
+    drop(connection);
+    end(Arc::into_inner(rig).unwrap());
 }
 
 #[test]

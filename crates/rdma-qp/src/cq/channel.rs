@@ -193,12 +193,15 @@ impl CompletionChannel {
         self.0.handle.check_process().map_err(rdma_mem::Error::from)?;
         let (mut cq, mut context) = (null_mut(), null_mut());
         let get = self.context().verbs().get_cq_event;
-        // SAFETY: SAFETY.md F1, F2: the channel is live and belongs to this table, and the pointers are writable.
-        let returned = unsafe { get(self.as_raw(), &raw mut cq, &raw mut context) };
-        match Errno::check_minus_one(returned) {
-            Ok(_) => {}
-            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
-            Err(errno) => return Err(VerbError::new("ibv_get_cq_event", errno).into()),
+        loop {
+            // SAFETY: SAFETY.md F1, F2: the channel is live and belongs to this table, and the pointers are writable.
+            let returned = unsafe { get(self.as_raw(), &raw mut cq, &raw mut context) };
+            match Errno::check_minus_one(returned) {
+                Ok(_) => break,
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return Ok(None),
+                Err(errno) => return Err(VerbError::new("ibv_get_cq_event", errno).into()),
+            }
         }
         let id = ObjectId::from_context(context);
         let due = match self.taken().get_mut(&cq.addr()) {
