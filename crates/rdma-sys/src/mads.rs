@@ -190,8 +190,8 @@ impl Verbs {
     }
 
     /// Lets the time of a device pass until the next event on its network, such as the arrival of a
-    /// packet, but not beyond `until`. Returns true if there was an event. Otherwise it is `until`
-    /// now, unless that is [`u64::MAX`]: then time has not passed.
+    /// packet, but not beyond `until`. Returns true if there was an event. Otherwise, the time is then
+    /// `until`, unless that is [`u64::MAX`].
     ///
     /// Returns false if the device follows the system's clock.
     ///

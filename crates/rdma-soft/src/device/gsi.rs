@@ -18,7 +18,8 @@ use crate::link::Link;
 
 /// Returns a file from which MADs that arrive at a device are read. Earlier files no longer receive any.
 pub(crate) fn open_mads(device: &Device) -> Result<OwnedFd, Refusal> {
-    if device.subnet.links.is_none() && device.networks().is_empty() {
+    let is_simulated = device.subnet.links.is_some() && device.link == Link::Ethernet;
+    if !is_simulated && device.networks().is_empty() {
         return Err(Refusal::Unsupported);
     }
     device.mads.open().map_err(Refusal::without_files)
