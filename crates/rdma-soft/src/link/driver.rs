@@ -439,6 +439,9 @@ impl Driver {
         let (found, _) = epoll::wait(self.events.get().ok()?, &mut found, Some(&at_once)).ok()?;
         let has_arrived = driving.handle_near() | driving.remove_quiet();
         if found.is_empty() && !has_arrived {
+            let closed = self.closed.remove_from(&mut driving);
+            drop(driving);
+            drop(closed);
             return None;
         }
         let count = found.len();

@@ -211,6 +211,9 @@ impl Driver {
         let mut look = Look { found: false, enough: true };
         let Ok(mut driving) = self.driving.try_lock() else { return look };
         if driving.is_empty() {
+            let closed = self.closed.remove_from(&mut driving);
+            drop(driving);
+            drop(closed);
             return Look { enough: false, ..look };
         }
         look.enough = driving.count_look(|| self.subnet.clock.now());

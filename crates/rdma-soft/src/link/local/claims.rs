@@ -172,20 +172,20 @@ impl Claims {
         ring.executed().is_some_and(|executed| self.moved(executed).next().is_some())
     }
 
-    /// Passes the news to each connection whose word has changed. Returns true if there was any. The caller holds no lock
-    /// of the engine.
-    pub(super) fn queue_changed(&self, ring: &RingSender) -> bool {
+    /// Notifies each connection whose word has changed. Returns true if any word has. The caller holds no lock of the
+    /// engine.
+    pub(super) fn notify_changed(&self, ring: &RingSender) -> bool {
         let Some(executed) = ring.executed() else { return false };
         let mut found = false;
         for (group, moves) in self.moved(executed) {
             // Stored before the group's words are read, because a word that is stored later changes the counter again.
             self.seen[group].store(moves, Ordering::Relaxed);
-            found |= self.queue_changed_in(group, executed);
+            found |= self.notify_changed_in(group, executed);
         }
         found
     }
 
-    fn queue_changed_in(&self, group: usize, executed: &Executed) -> bool {
+    fn notify_changed_in(&self, group: usize, executed: &Executed) -> bool {
         let (mut found, mut next) = (false, 0);
         while let Some((index, user)) = self.next_changed(group, next, executed) {
             next = index + 1;

@@ -412,7 +412,7 @@ impl Watched for Neighbor {
         if !flags.is_empty() && !self.handle_notifications() {
             return SocketEvent::End;
         }
-        match self.claims.queue_changed(&self.ring) {
+        match self.claims.notify_changed(&self.ring) {
             true => SocketEvent::Messages,
             false => SocketEvent::Other,
         }
@@ -438,7 +438,7 @@ impl Watched for Neighbor {
     }
 
     fn look(self: Arc<Self>) -> bool {
-        self.claims.queue_changed(&self.ring)
+        self.claims.notify_changed(&self.ring)
     }
 
     fn start_polling(&self) {
