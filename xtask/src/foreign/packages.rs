@@ -74,14 +74,21 @@ impl Tree {
         Some((library, headers))
     }
 
-    /// Returns the folders with libraries: `usr/lib`, and the folder in it with the architecture in its name.
+    /// Returns the folders with libraries: `usr/lib`, the folder in it with the architecture in its name, and the folders
+    /// in that one. The last are for libraries such as `libceph-common`, which other libraries expect at an absolute path.
     pub(super) fn libraries(&self) -> Vec<PathBuf> {
         let folder = self.root.join("usr/lib");
-        let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
-        let inner = entries.map(|entry| entry.path());
-        let inner = inner.filter(|path| path.to_string_lossy().ends_with("-linux-gnu"));
-        inner.chain([folder.clone()]).collect()
+        let mut libraries = folders(&folder);
+        libraries.retain(|path| path.to_string_lossy().ends_with("-linux-gnu"));
+        let inner: Vec<_> = libraries.iter().flat_map(|path| folders(path)).collect();
+        libraries.into_iter().chain(inner).chain([folder]).collect()
     }
+}
+
+/// Returns the folders in a folder, if it exists.
+fn folders(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
 }
 
 /// Returns the version of an installed package.
