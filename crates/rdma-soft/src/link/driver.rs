@@ -439,9 +439,7 @@ impl Driver {
         let (found, _) = epoll::wait(self.events.get().ok()?, &mut found, Some(&at_once)).ok()?;
         let has_arrived = driving.handle_near() | driving.remove_quiet();
         if found.is_empty() && !has_arrived {
-            let closed = self.closed.remove_from(&mut driving);
-            drop(driving);
-            drop(closed);
+            self.unlock(driving);
             return None;
         }
         let count = found.len();
@@ -454,9 +452,7 @@ impl Driver {
                 SocketEvent::Other => {}
             }
         }
-        let closed = self.closed.remove_from(&mut driving);
-        drop(driving);
-        drop(closed);
+        self.unlock(driving);
         // A program that sleeps between messages polls now and then. These polls are not a wait.
         self.yield_timer.restart();
         self.subnet.run_queue.run();

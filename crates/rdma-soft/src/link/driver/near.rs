@@ -8,7 +8,7 @@ use rustix::event::epoll;
 
 use super::{Driver, Look, SocketEvent, Watched};
 use crate::fabric::clock::Time;
-use crate::sync::{AtomicBool, Ordering, locked};
+use crate::sync::{AtomicBool, MutexGuard, Ordering, locked};
 
 /// The maximum number of recently active sockets. Each peer process accounts for two: its messages arrive on one, and
 /// it reports on the other what it has executed.
@@ -189,7 +189,7 @@ impl Closed {
 
     /// Removes closed sockets from the recently active ones. Returns them, so that they are dropped without the lock.
     #[inline]
-    pub(super) fn remove_from(&self, driving: &mut Driving) -> Vec<Arc<dyn Watched>> {
+    fn remove_from(&self, driving: &mut Driving) -> Vec<Arc<dyn Watched>> {
         if self.are_any.load(Ordering::Relaxed) { self.remove_all(driving) } else { Vec::new() }
     }
 
@@ -211,9 +211,7 @@ impl Driver {
         let mut look = Look { found: false, enough: true };
         let Ok(mut driving) = self.driving.try_lock() else { return look };
         if driving.is_empty() {
-            let closed = self.closed.remove_from(&mut driving);
-            drop(driving);
-            drop(closed);
+            self.unlock(driving);
             return Look { enough: false, ..look };
         }
         look.enough = driving.count_look(|| self.subnet.clock.now());
@@ -223,9 +221,7 @@ impl Driver {
             is_busy = true;
             self.busy.fetch_add(1, Ordering::AcqRel);
         });
-        let closed = self.closed.remove_from(&mut driving);
-        drop(driving);
-        drop(closed);
+        self.unlock(driving);
         if look.found {
             self.subnet.run_queue.run();
         }
@@ -239,11 +235,17 @@ impl Driver {
     /// may be the calling thread. At the latest, the next poll or event removes the socket.
     pub(super) fn forget(&self, closed: Arc<dyn Watched>) {
         self.closed.add(closed);
-        if let Ok(mut driving) = self.driving.try_lock() {
-            let closed = self.closed.remove_from(&mut driving);
-            drop(driving);
-            drop(closed);
+        if let Ok(driving) = self.driving.try_lock() {
+            self.unlock(driving);
         }
+    }
+
+    /// Removes closed sockets, and releases the lock. Only then drops them, because that closes their descriptors.
+    #[inline]
+    pub(super) fn unlock(&self, mut driving: MutexGuard<'_, Driving>) {
+        let closed = self.closed.remove_from(&mut driving);
+        drop(driving);
+        drop(closed);
     }
 }
 
