@@ -3,6 +3,7 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -13,6 +14,27 @@ const EMULATOR: &str = "RDMA_TEST_EMULATOR";
 
 /// The environment variable that marks the separate process of [`in_own_process`].
 const OWN: &str = "RDMA_TEST_OWN_PROCESS";
+
+/// Adds the option `--device`: the name of a device, or the description of a new one as in
+/// `RDMA_SOFT_DEVICES`.
+pub fn on<'a>(command: &'a mut Command, device: &str) -> &'a mut Command {
+    let name = device.split(',').next().unwrap_or_default();
+    if name != device {
+        command.env("RDMA_SOFT_DEVICES", device);
+    }
+    command.args(["--device", name])
+}
+
+/// Returns the descriptions of devices that reach each other by UDP. Each number belongs to one test
+/// of this process.
+#[must_use]
+pub fn devices_by_udp<const COUNT: usize>(numbers: [u32; COUNT]) -> [String; COUNT] {
+    numbers.map(|number| {
+        let own = (std::process::id() & 0x7fff) << 7;
+        let address = Ipv4Addr::from_bits(0x7f40_0000 | own | number);
+        format!("udp{number},address={address}")
+    })
+}
 
 /// Returns a command that runs this program, which must be built for the target.
 pub fn command(program: impl AsRef<OsStr>) -> Command {

@@ -3,7 +3,9 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use crate::common::process::{Process, command, devices_by_udp, on, unlimited};
+use test_support::program::{devices_by_udp, on};
+
+use crate::common::process::{Process, command, unlimited};
 
 #[test]
 fn a_member_that_does_not_read_delays_no_other() {

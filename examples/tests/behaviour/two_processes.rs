@@ -6,9 +6,10 @@ use std::thread;
 use clap::Parser;
 use rdma_examples_common::Failure;
 use test_support::features::Feature;
+use test_support::program::{devices_by_udp, on};
 
 use crate::common::lacks;
-use crate::common::process::{Process, command, devices_by_udp, on, processes};
+use crate::common::process::{Process, command, processes};
 use crate::examples::{echo, pingpong, rc_pingpong};
 
 /// Returns the address of a free port, at which no process listens.

@@ -2,10 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
 
 use std::io::{BufRead as _, BufReader};
-use std::net::Ipv4Addr;
 use std::process::{Child, Command, Output, Stdio};
 
-use test_support::program::command;
+use test_support::program::{command, devices_by_udp, on};
 
 const ALL: &str = "one call: Hello Ada!\none call: Hello Grace!\nrepeated: Hello Ada!\nrepeated: Hello Ada!\n\
     all at once: Hello Ada, Grace!\nchat: Hello Ada!\nchat: Hello Grace!\n";
@@ -18,15 +17,21 @@ fn greeter(options: &[&[&str]]) -> Command {
     program
 }
 
-/// Checks that clients in other processes are greeted. Each end may have environment variables of its own.
-fn greet_in_processes(way: &[&str], of_server: &[(&str, &str)], of_clients: &[(&str, &str)]) {
-    let mut serves = greeter(&[way, &["--listen", "127.0.0.1:0"]]);
-    let (_server, address) = Server::run(serves.envs(of_server.iter().copied()));
+/// Checks that clients in other processes are greeted.
+fn greet_in_processes(mut serves: Command, client: impl Fn() -> Command) {
+    let (_server, address) = Server::run(serves.args(["--listen", "127.0.0.1:0"]));
     for _ in 0..2 {
-        let mut greets = greeter(&[way, &["--connect", &address]]);
-        let output = greets.envs(of_clients.iter().copied()).output().unwrap();
-        assert_eq!(said(output), ALL, "{way:?}");
+        let mut greets = client();
+        let output = greets.args(["--connect", &address]).output().unwrap();
+        assert_eq!(said(output), ALL, "{greets:?}");
     }
+}
+
+/// Returns the command of a greeter on this device.
+fn greeter_on(device: &str) -> Command {
+    let mut program = greeter(&[]);
+    on(&mut program, device);
+    program
 }
 
 fn output(options: &[&[&str]]) -> Output {
@@ -76,28 +81,22 @@ fn both_ends_greet_in_one_process() {
 #[test]
 fn several_clients_in_other_processes_are_greeted() {
     for way in WAYS {
-        greet_in_processes(way, &[], &[]);
+        greet_in_processes(greeter(&[way]), || greeter(&[way]));
     }
 }
 
 /// The devices of the two ends differ, as those of two hosts do.
 #[test]
 fn clients_in_other_processes_are_greeted_by_udp() {
-    let [of_server, of_clients] = [1, 2].map(|number| {
-        let own = (std::process::id() & 0x7fff) << 7;
-        format!("udp0,address={}", Ipv4Addr::from_bits(0x7f40_0000 | own | number))
-    });
-    let of_server = [("RDMA_SOFT_DEVICES", of_server.as_str())];
-    let of_clients = [("RDMA_SOFT_DEVICES", of_clients.as_str())];
-    greet_in_processes(&["--device", "udp0"], &of_server, &of_clients);
+    let [of_server, of_clients] = devices_by_udp([1, 2]);
+    greet_in_processes(greeter_on(&of_server), || greeter_on(&of_clients));
 }
 
 #[test]
 #[ignore = "needs rxe0: cargo xtask rxe-run"]
 fn clients_are_greeted_on_rxe() {
-    let way = ["--device", "rxe0"];
-    assert_eq!(said(output(&[&way])), ALL);
-    greet_in_processes(&way, &[], &[]);
+    assert_eq!(said(greeter_on("rxe0").output().unwrap()), ALL);
+    greet_in_processes(greeter_on("rxe0"), || greeter_on("rxe0"));
 }
 
 #[test]

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::io::Read as _;
-use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -41,24 +40,6 @@ fn limited(program: &str, options: &[&str]) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=1", "60", program]).args(options);
     command
-}
-
-/// Adds the option `--device`: the name of a device, or the description of a new one as in `RDMA_SOFT_DEVICES`.
-pub(crate) fn on<'a>(command: &'a mut Command, device: &str) -> &'a mut Command {
-    let name = device.split(',').next().unwrap_or_default();
-    if name != device {
-        command.env("RDMA_SOFT_DEVICES", device);
-    }
-    command.args(["--device", name])
-}
-
-/// Returns the descriptions of devices that reach each other by UDP. Each number belongs to one test.
-pub(crate) fn devices_by_udp<const COUNT: usize>(numbers: [u32; COUNT]) -> [String; COUNT] {
-    numbers.map(|number| {
-        let own = (std::process::id() & 0x7fff) << 7;
-        let address = Ipv4Addr::from_bits(0x7f40_0000 | own | number);
-        format!("udp{number},address={address}")
-    })
 }
 
 /// A process that is killed if it has not ended in time.
