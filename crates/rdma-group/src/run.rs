@@ -22,6 +22,10 @@ pub(crate) const MESSAGE_BYTES: usize = HEADER_BYTES + DATA_BYTES;
 /// Transfers of at most this length in bytes are sent in messages, and longer ones in long pieces.
 const SHORT_BYTES: usize = 2 * DATA_BYTES;
 
+/// The number of bytes of a long piece that are combined at a time. They fit in the first-level cache of a processor,
+/// together with the elements of this rank.
+const COMBINED_BYTES: usize = 16 << 10;
+
 /// The next step of a collective.
 #[derive(Debug)]
 pub(crate) enum Next {
@@ -251,7 +255,7 @@ impl<'a, T: Pod> Run<'a, T> {
         let own = &mut self.buffer.as_mut_slice()[part];
         match (side, self.combine) {
             (Some(side), Some(combine)) if is_written => {
-                let elements = (DATA_BYTES / size_of::<T>().max(1)).max(1);
+                let elements = (COMBINED_BYTES / size_of::<T>().max(1)).max(1);
                 let mut start = 0;
                 for own in own.chunks_mut(elements) {
                     self.scratch.resize(size_of_val(own), 0);

@@ -33,8 +33,9 @@ use crate::run::{MESSAGE_BYTES, Next, Run};
 /// The error of a rank whose function of a reduction panicked.
 pub(crate) const PANICKED: &str = "its function panicked";
 
-/// The length of the registered memory to which long pieces of ordinary memory are copied. It fits in the caches.
-pub(crate) const STAGED_BYTES: usize = 32 << 10;
+/// The length of the registered memory to which long pieces of ordinary memory are copied. It fits in the second-level
+/// cache of a processor, and is long enough that the request for a WRITE costs little beside the copies.
+pub(crate) const STAGED_BYTES: usize = 128 << 10;
 
 /// All ranks of the launcher, and the connections of this one.
 pub(crate) struct World {
