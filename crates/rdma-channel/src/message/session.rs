@@ -238,9 +238,13 @@ impl<P: Drive> Session<P> {
             if is_busy && !busy.is_multiple_of(TURN) {
                 continue;
             }
-            state = match deadline.next(self.limits.wait, None) {
+            let next = match is_busy {
+                true => deadline.next(self.limits.wait, None),
+                false => self.spin(&mut state, deadline),
+            };
+            state = match next {
                 Next::Rest(left) if !is_busy => self.rest(state, left),
-                Next::Poll | Next::Rest(_) if self.contenders.load(Ordering::Relaxed) == 0 => state,
+                Next::Poll | Next::Rest(_) if !self.is_contended() => state,
                 Next::Poll | Next::Rest(_) => self.yield_lock(state),
                 Next::End => {
                     self.unlock(state);
@@ -248,6 +252,21 @@ impl<P: Drive> Session<P> {
                 }
             };
         }
+    }
+
+    /// Polls until there is a completion, or the thread must do something else. Until then, nothing changes the state.
+    fn spin(&self, state: &mut State<P>, deadline: &mut Deadline) -> Next {
+        loop {
+            let next = deadline.next(self.limits.wait, None);
+            if next != Next::Poll || self.is_contended() || state.poll() {
+                return next;
+            }
+        }
+    }
+
+    /// Returns true if other threads wait for the lock.
+    fn is_contended(&self) -> bool {
+        self.contenders.load(Ordering::Relaxed) > 0
     }
 
     /// Lets other threads use the session.

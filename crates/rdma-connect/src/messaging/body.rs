@@ -3,6 +3,9 @@
 use rdma_mem::Buffer;
 use rdma_message::Incoming;
 
+/// The maximum length of a short message. It is a little more than the header of a message of a group.
+const SHORT_BYTES: usize = 94;
+
 /// The bytes of a message.
 #[derive(Debug, Default)]
 #[non_exhaustive]
@@ -19,6 +22,13 @@ pub enum Body {
         /// The length of the message.
         length: usize,
     },
+    /// A copy of a short message. It takes less time than memory of the pool.
+    Short {
+        /// The message, and unused bytes.
+        bytes: [u8; SHORT_BYTES],
+        /// The length of the message.
+        length: u8,
+    },
     /// A copy in memory of the heap, because the pool had none.
     Copy(Vec<u8>),
 }
@@ -32,6 +42,7 @@ impl Body {
             Self::Part { buffer, start, length } => {
                 buffer.get(*start..*start + *length).unwrap_or_default()
             }
+            Self::Short { bytes, length } => bytes.get(..usize::from(*length)).unwrap_or_default(),
             Self::Copy(bytes) => bytes,
         }
     }
@@ -45,6 +56,13 @@ impl Body {
             Self::Part { buffer, start: 0, length } if length == buffer.len() => Ok(buffer),
             body => Err(body),
         }
+    }
+
+    /// Copies the bytes of a short message. Returns `None` if there are too many.
+    pub(super) fn short(message: &[u8]) -> Option<Self> {
+        let mut bytes = [0; SHORT_BYTES];
+        bytes.get_mut(..message.len())?.copy_from_slice(message);
+        Some(Self::Short { bytes, length: u8::try_from(message.len()).ok()? })
     }
 
     /// Copies bytes to memory of the pool that has their length, or to the heap.
@@ -63,7 +81,7 @@ impl Body {
         let arrived = self.bytes().len();
         let length = arrived + part.len();
         let is_full = match self {
-            Self::Empty => true,
+            Self::Empty | Self::Short { .. } => true,
             Self::Part { buffer, .. } => length > buffer.len(),
             Self::Copy(_) => false,
         };
@@ -79,7 +97,7 @@ impl Body {
             };
         }
         match self {
-            Self::Empty => {}
+            Self::Empty | Self::Short { .. } => {}
             Self::Part { buffer, length: end, .. } => {
                 if let Some(mut free) = buffer.get_mut(arrived, part.len()) {
                     free.copy_from_slice(part);

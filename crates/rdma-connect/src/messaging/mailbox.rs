@@ -285,7 +285,9 @@ impl Mailbox {
             self.arriving.add(message, Body::Part { buffer, start, length: part });
             return self.machine.release(chunk);
         } else {
-            self.arriving.add(message, Body::copy(bytes, requests.stage(part)));
+            let body =
+                Body::short(bytes).unwrap_or_else(|| Body::copy(bytes, requests.stage(part)));
+            self.arriving.add(message, body);
         }
         requests.slots().set_receive(slot, buffer);
         self.machine.release(chunk);
