@@ -272,7 +272,7 @@ impl<'a, T: Pod> Run<'a, T> {
         Ok(())
     }
 
-    /// Returns the ranks that write long pieces to this rank.
+    /// Returns the ranks that write long pieces to this rank. A rank may be returned several times.
     pub(crate) fn writers(&self) -> impl Iterator<Item = usize> {
         let transfers = self.schedule.iter().flatten();
         let writes =
@@ -284,9 +284,12 @@ impl<'a, T: Pod> Run<'a, T> {
         &self.call
     }
 
-    /// Returns the ranks with which this rank exchanges messages.
-    pub(crate) fn peers(&self) -> impl Iterator<Item = usize> {
-        self.schedule.iter().flatten().map(|transfer| transfer.peer)
+    /// Returns the ranks with which this rank exchanges messages, in ascending order.
+    pub(crate) fn peers(&self) -> Vec<usize> {
+        let mut peers: Vec<_> = self.schedule.iter().flatten().map(|it| it.peer).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        peers
     }
 }
 

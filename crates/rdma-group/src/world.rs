@@ -5,7 +5,6 @@ pub(crate) mod peer;
 pub(crate) mod ranks;
 pub(crate) mod shared;
 
-use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpStream};
 use std::ops::{ControlFlow, Range};
 use std::panic::{self, AssertUnwindSafe};
@@ -44,7 +43,7 @@ pub(crate) struct World {
     pub(crate) pool: BufferPool,
     options: Options,
     /// `None` once the group is closed.
-    connections: Option<Connections>,
+    connections: Option<Box<Connections>>,
 }
 
 type Connections = peer::Connections<ChannelListener, Messages, Message>;
@@ -67,7 +66,7 @@ impl World {
             let listens = listener.insert(builder.listen(SocketAddr::from((ip, 0)))?);
             Ok(listens.local_addr())
         })?;
-        let connections = Some(Connections::new(listener, ranks.entries.len()));
+        let connections = Some(Box::new(Connections::new(listener, ranks.entries.len())));
         let (pd, pool) = (pd.clone(), BufferPool::new(pd));
         Ok(Self { ranks, pd, pool, options, connections })
     }
@@ -106,7 +105,7 @@ impl World {
     pub(crate) fn connect_to(&mut self, rank: usize, call: Call) -> Result<Channel, Error> {
         self.call(|world, connections| {
             let until = after(world.ranks.limit);
-            world.connect(connections, &BTreeSet::from([rank]), None, until)?;
+            world.connect(connections, &[rank], None, until)?;
             let peer = at(&mut connections.peers, rank)?;
             if rank < world.ranks.own {
                 return world.accept_from(rank, peer, call, until);
@@ -177,11 +176,10 @@ impl World {
         connections: &mut Connections,
         run: &Run<'_, T>,
         until: Instant,
-    ) -> Result<BTreeSet<usize>, Failure> {
-        let all: BTreeSet<_> = run.peers().collect();
+    ) -> Result<Vec<usize>, Failure> {
+        let all = run.peers();
         self.connect(connections, &all, Some(run.call()), until)?;
-        let writers: BTreeSet<_> = run.writers().collect();
-        for rank in writers {
+        for rank in run.writers() {
             self.open(rank, at(&mut connections.peers, rank)?, until)?;
         }
         Ok(all)
@@ -191,7 +189,7 @@ impl World {
     fn step<T: Pod>(
         &mut self,
         connections: &mut Connections,
-        all: &BTreeSet<usize>,
+        all: &[usize],
         run: &mut Run<'_, T>,
         until: Instant,
     ) -> Result<ControlFlow<()>, Failure> {
@@ -325,7 +323,7 @@ impl World {
     fn receive_for<T: Pod>(
         &mut self,
         rank: usize,
-        (peers, all): (&mut [Option<Peer>], &BTreeSet<usize>),
+        (peers, all): (&mut [Option<Peer>], &[usize]),
         run: &Run<'_, T>,
         until: Instant,
     ) -> Result<Message, Failure> {
@@ -386,7 +384,7 @@ impl World {
 
     /// Waits until the devices of these ranks have received what this rank has sent. So another rank can still complete this
     /// call if this one fails in the next call, or ends.
-    fn flush(&mut self, peers: &[Option<Peer>], ranks: &BTreeSet<usize>, until: Instant) {
+    fn flush(&mut self, peers: &[Option<Peer>], ranks: &[usize], until: Instant) {
         for (rank, peer) in
             ranks.iter().filter_map(|rank| Some((*rank, peers.get(*rank)?.as_ref()?)))
         {
@@ -403,7 +401,7 @@ impl World {
     fn connect(
         &mut self,
         connections: &mut Connections,
-        wanted: &BTreeSet<usize>,
+        wanted: &[usize],
         call: Option<&Call>,
         until: Instant,
     ) -> Result<(), Failure> {
@@ -413,7 +411,9 @@ impl World {
             return Ok(());
         }
         let (dialed, results) = mpsc::channel();
-        for peer in wanted.range(self.ranks.own + 1..).filter(|peer| is_missing(peers, **peer)) {
+        for peer in
+            wanted.iter().filter(|peer| **peer > self.ranks.own && is_missing(peers, **peer))
+        {
             let target = (self.ranks.address(*peer)?, self.ranks.challenge());
             self.dial(*peer, target, Some(self.options), until, dialed.clone())?;
         }

@@ -1,6 +1,5 @@
 //! The connections of a rank whose collectives are futures.
 
-use std::collections::BTreeSet;
 use std::future;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
@@ -39,7 +38,7 @@ pub(super) struct World {
     driver: Driver,
     options: Options,
     /// `None` once the group is closed.
-    connections: Option<Connections>,
+    connections: Option<Box<Connections>>,
 }
 
 type Connections = peer::Connections<Listener, Messages, Message>;
@@ -81,12 +80,12 @@ impl World {
         let ranks = result.await.unwrap_or_else(|_| {
             Err(Error::Argument("the thread that joins the group has panicked".to_owned()))
         })?;
-        let connections = Some(Connections::new(listener, ranks.entries.len()));
+        let connections = Some(Box::new(Connections::new(listener, ranks.entries.len())));
         Ok(Self { ranks, pd: pd.clone(), pool: Pool::new(pd), driver, options, connections })
     }
 
     /// Begins a call. Unless [`Calling::end`] follows, the group is closed.
-    fn begin(&mut self) -> Result<(Connections, Calling<'_>), Error> {
+    fn begin(&mut self) -> Result<(Box<Connections>, Calling<'_>), Error> {
         let connections = self.connections.take().ok_or(Error::Closed)?;
         Ok((connections, Calling { world: self, is_over: false }))
     }
@@ -117,7 +116,7 @@ impl World {
         call: Call,
     ) -> Result<Connection, Failure> {
         let until = after(self.ranks.limit);
-        self.connect(connections, &BTreeSet::from([rank]), None, until).await?;
+        self.connect(connections, &[rank], None, until).await?;
         let peer = at(&mut connections.peers, rank)?;
         let options = ConnectionOptions::new(&self.pd).rendezvous_timeout(self.ranks.limit);
         if rank > self.ranks.own {
@@ -186,11 +185,10 @@ impl World {
         connections: &mut Connections,
         run: &Run<'_, T>,
         until: Instant,
-    ) -> Result<BTreeSet<usize>, Failure> {
-        let all: BTreeSet<_> = run.peers().collect();
+    ) -> Result<Vec<usize>, Failure> {
+        let all = run.peers();
         self.connect(connections, &all, Some(run.call()), until).await?;
-        let writers: BTreeSet<_> = run.writers().collect();
-        for rank in writers {
+        for rank in run.writers() {
             self.open(rank, at(&mut connections.peers, rank)?, until).await?;
         }
         Ok(all)
@@ -200,7 +198,7 @@ impl World {
     async fn step<T: Pod>(
         &mut self,
         connections: &mut Connections,
-        all: &BTreeSet<usize>,
+        all: &[usize],
         run: &mut Run<'_, T>,
         until: Instant,
     ) -> Result<ControlFlow<()>, Failure> {
@@ -230,7 +228,7 @@ impl World {
 
     /// Waits until the devices of these ranks have received what this rank has sent. So another rank can still complete this
     /// call if this one fails in the next call, or its runtime ends.
-    async fn flush(&mut self, peers: &mut [Option<Peer>], ranks: &BTreeSet<usize>, until: Instant) {
+    async fn flush(&mut self, peers: &mut [Option<Peer>], ranks: &[usize], until: Instant) {
         for rank in ranks.iter().copied() {
             let Ok(peer) = at(peers, rank) else { continue };
             // A rank that has failed has completed this call, or the next call notices it.
@@ -305,7 +303,7 @@ impl World {
     async fn receive_for<T: Pod>(
         &mut self,
         rank: usize,
-        (peers, all): (&mut [Option<Peer>], &BTreeSet<usize>),
+        (peers, all): (&mut [Option<Peer>], &[usize]),
         run: &Run<'_, T>,
         until: Instant,
     ) -> Result<Message, Failure> {
@@ -411,14 +409,16 @@ impl World {
     async fn connect(
         &mut self,
         connections: &mut Connections,
-        wanted: &BTreeSet<usize>,
+        wanted: &[usize],
         call: Option<&Call>,
         until: Instant,
     ) -> Result<(), Failure> {
         let Connections { listener, peers, .. } = connections;
         let is_missing = |peers: &[Option<Peer>], peer| matches!(peers.get(peer), Some(None));
         let mut dials = Dials::new();
-        for peer in wanted.range(self.ranks.own + 1..).filter(|peer| is_missing(peers, **peer)) {
+        for peer in
+            wanted.iter().filter(|peer| **peer > self.ranks.own && is_missing(peers, **peer))
+        {
             self.dial(*peer, until, &mut dials)?;
         }
         let mut probes = Probes::new();
@@ -500,7 +500,7 @@ impl Calling<'_> {
     /// Ends the call. If it has failed, closes the group, and then ends the connections.
     async fn end<R>(
         mut self,
-        connections: Connections,
+        connections: Box<Connections>,
         result: Result<R, Failure>,
     ) -> Result<R, Error> {
         let result = match result {

@@ -1,6 +1,6 @@
 //! The connections of a rank, and the steps of a collective that do not wait. Blocking and asynchronous ranks share both.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Deref;
 
 use bytemuck::Pod;
@@ -111,17 +111,18 @@ impl<M, R: Deref<Target = [u8]>> Peer<M, R> {
 pub(crate) struct Looks {
     /// `None` before the first wait.
     times: Option<Probes>,
-    peers: BTreeSet<usize>,
+    /// The ranks to look at, from the last one to the next one.
+    peers: Vec<usize>,
 }
 
 impl Looks {
     /// Returns the peer to look at, if it is time for that. Only one at a time, so that the awaited one stays first. Its
     /// own turn is the time to report that this rank waits.
-    pub(crate) fn next(&mut self, all: &BTreeSet<usize>) -> Option<usize> {
+    pub(crate) fn next(&mut self, all: &[usize]) -> Option<usize> {
         if self.peers.is_empty() && self.times.get_or_insert_with(Probes::new).are_due() {
-            self.peers.clone_from(all);
+            self.peers.extend(all.iter().rev());
         }
-        self.peers.pop_first()
+        self.peers.pop()
     }
 }
 

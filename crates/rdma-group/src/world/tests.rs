@@ -298,7 +298,7 @@ fn die_connecting(world: &mut World, peer: usize, steps: usize) -> Result<(), Er
         };
         dies_after(world, 0);
         let until = after(LIMIT);
-        let all = BTreeSet::from([peer]);
+        let all = [peer];
         world.connect(connections, &all, None, until)?;
         dies_after(world, 1);
         let Connections { peers, .. } = connections;
@@ -509,7 +509,7 @@ fn the_greeting_of_an_earlier_connection_is_refused() {
         let mut listener = || {
             let announced = world.call(|world, connections| {
                 let until = after(LIMIT);
-                world.connect(connections, &BTreeSet::from([1]), None, until)?;
+                world.connect(connections, &[1], None, until)?;
                 let message = world.receive(1, at(&mut connections.peers, 1)?, until)?;
                 let (address, challenge) = world.ranks.announced(1, CONNECT, &message)?;
                 Ok((address, world.ranks.greet(1, challenge)?))
