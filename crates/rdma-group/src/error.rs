@@ -115,12 +115,14 @@ pub enum Error {
         host: String,
     },
     /// A rank did not take part in the collective within the limit.
-    #[error("rank {rank} on {host} did not take part within {limit:?}")]
+    #[error("rank {rank} on {host} did not take part in {call} within {limit:?}")]
     Timeout {
         /// The rank.
         rank: usize,
         /// Its host.
         host: String,
+        /// A description of this rank's call.
+        call: String,
         /// The limit.
         limit: Duration,
     },
@@ -165,7 +167,7 @@ rdma_types::debug_messages!(
         Connect { rank, host, source },
         Argument(it),
         Lost { rank, host },
-        Timeout { rank, host, limit },
+        Timeout { rank, host, call, limit },
         Mismatch { rank, host, theirs, ours },
         Failed { rank, host, reason },
         Closed,

@@ -34,7 +34,7 @@ use crate::world::shared::SharedWorld;
 ///
 /// # Failures
 /// If a rank dies or leaves, calls of all others fail with [`Error::Lost`], which names it. If ranks call different
-/// collectives, or with different lengths, the rank that notices this fails with [`Error::Mismatch`], and the others
+/// collectives, or with different lengths, a rank that notices this fails with [`Error::Mismatch`], and the others
 /// with [`Error::Failed`]. A call that waits for a rank fails after the [limit](GroupBuilder::limit). After an error, the
 /// group is closed on all ranks. To continue, the ranks join again with the next [epoch](GroupBuilder::epoch).
 ///

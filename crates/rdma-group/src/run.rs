@@ -154,6 +154,25 @@ impl<'a, T: Pod> Run<'a, T> {
         self.header(Form::Asked)
     }
 
+    /// Returns the message that states the call to a peer, which may have made another one.
+    pub(crate) fn statement(&self) -> [u8; HEADER_BYTES] {
+        self.header(Form::Stated)
+    }
+
+    /// Checks the call that a peer [states](Self::statement). A call with another number is valid: this rank may be ahead,
+    /// or the message may be old.
+    pub(crate) fn check_statement(&self, message: &[u8]) -> Result<(), Mismatch> {
+        let Call { group, generation, .. } = self.call;
+        let differs = |call: &Call| {
+            (call.group, call.generation) == (group, generation) && *call != self.call
+        };
+        let stated = Call::split(message).filter(|_| Form::of(message) == Form::Stated);
+        match stated {
+            Some((call, _)) if differs(&call) => Err(Mismatch::Call(call)),
+            _ => Ok(()),
+        }
+    }
+
     /// Checks a message of a peer that is received before its turn, and after that many other messages with data.
     pub(crate) fn check_early(
         &self,

@@ -105,6 +105,7 @@ impl World {
     pub(crate) fn connect_to(&mut self, rank: usize, call: Call) -> Result<Channel, Error> {
         self.call(|world, connections| {
             let until = after(world.ranks.limit);
+            world.ranks.call = call;
             world.connect(connections, &[rank], None, until)?;
             let peer = at(&mut connections.peers, rank)?;
             if rank < world.ranks.own {
@@ -164,10 +165,24 @@ impl World {
         mut run: Run<'_, T>,
     ) -> Result<(), Failure> {
         let until = after(self.ranks.limit);
+        self.ranks.call = *run.call();
         let all = self.prepare(connections, &run, until)?;
-        while self.step(connections, &all, &mut run, until)?.is_continue() {}
-        self.flush(&connections.peers, &all, until);
-        Ok(())
+        let result = loop {
+            match self.step(connections, &all, &mut run, until) {
+                Ok(ControlFlow::Continue(())) => {}
+                Ok(ControlFlow::Break(())) => break Ok(()),
+                Err(failure) => break Err(failure),
+            }
+        };
+        match &result {
+            Ok(()) => self.flush(&connections.peers, &all, until),
+            // The peer may wait for this rank. It then names both calls, too.
+            Err(Failure::Own(Error::Mismatch { rank, .. })) => {
+                let _ = at(&mut connections.peers, *rank)?.messages.post(&run.statement());
+            }
+            Err(_) => {}
+        }
+        result
     }
 
     /// Connects to the peers of a run, and opens landings for long blocks. Returns the peers.
@@ -334,12 +349,14 @@ impl World {
                 return Ok(message);
             }
             match self.soon(rank, peer, until)? {
-                Some(message) if peer.lane.process(&message) => {}
+                Some(message) if peer.process(rank, &message, run, &self.ranks)? => {}
                 Some(message) => return Ok(message),
                 None => {
                     let Some(other) = looks.next(all) else { continue };
                     if other == rank {
                         self.ranks.star.waits(*run.call());
+                        // A peer without room for this message has other messages of this rank.
+                        let _ = peer.messages.post(&run.statement());
                         continue;
                     }
                     let peer = at(peers, other)?;

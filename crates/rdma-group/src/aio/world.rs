@@ -116,6 +116,7 @@ impl World {
         call: Call,
     ) -> Result<Connection, Failure> {
         let until = after(self.ranks.limit);
+        self.ranks.call = call;
         self.connect(connections, &[rank], None, until).await?;
         let peer = at(&mut connections.peers, rank)?;
         let options = ConnectionOptions::new(&self.pd).rendezvous_timeout(self.ranks.limit);
@@ -173,10 +174,25 @@ impl World {
         mut run: Run<'_, T>,
     ) -> Result<(), Failure> {
         let until = after(self.ranks.limit);
+        self.ranks.call = *run.call();
         let all = self.prepare(connections, &run, until).await?;
-        while self.step(connections, &all, &mut run, until).await?.is_continue() {}
-        self.flush(&mut connections.peers, &all, until).await;
-        Ok(())
+        let result = loop {
+            match self.step(connections, &all, &mut run, until).await {
+                Ok(ControlFlow::Continue(())) => {}
+                Ok(ControlFlow::Break(())) => break Ok(()),
+                Err(failure) => break Err(failure),
+            }
+        };
+        match &result {
+            Ok(()) => self.flush(&mut connections.peers, &all, until).await,
+            // The peer may wait for this rank. It then names both calls, too.
+            Err(Failure::Own(Error::Mismatch { rank, .. })) => {
+                let peer = at(&mut connections.peers, *rank)?;
+                let _ = timeout(CHECK, peer.messages.post(&run.statement())).await;
+            }
+            Err(_) => {}
+        }
+        result
     }
 
     /// Connects to the peers of a run, and opens landings for long blocks. Returns the peers.
@@ -315,13 +331,15 @@ impl World {
             }
             let received = self.soon(rank, until, pin!(peer.messages.receive())).await?;
             match received {
-                Some(Some(message)) if peer.lane.process(&message) => {}
+                Some(Some(message)) if peer.process(rank, &message, run, &self.ranks)? => {}
                 Some(Some(message)) => return Ok(message),
                 Some(None) => return Err(Failure::Lost(rank)),
                 None => {
                     let Some(other) = looks.next(all) else { continue };
                     if other == rank {
                         self.ranks.star.waits(*run.call());
+                        // A peer without room for this message has other messages of this rank.
+                        let _ = timeout(CHECK, peer.messages.post(&run.statement())).await;
                         continue;
                     }
                     let peer = at(peers, other)?;

@@ -406,6 +406,23 @@ fn a_message_of_another_call_or_length_is_refused() {
     assert_eq!(buffer, [0x0707_0707_0707_0707; 2]);
 }
 
+#[test]
+fn a_peer_that_states_another_call_with_the_same_number_is_a_mismatch() {
+    let schedule = Member { rank: 1, size: 2 }.broadcast(0, 2);
+    let mut buffer = [0_u64; 2];
+    let run = Run::new(NO_CALL, schedule, Elements::Slice(&mut buffer), None);
+    let check = |call: Call, form: Form| {
+        let mut message = call.to_bytes();
+        message[Call::FORM_BYTE] = form as u8;
+        run.check_statement(&message)
+    };
+    let [other, later] = [Call { root: 1, ..NO_CALL }, Call { generation: 1, ..NO_CALL }];
+    assert_eq!(run.check_statement(&run.statement()), Ok(()));
+    assert_eq!(check(other, Form::Stated), Err(Mismatch::Call(other)));
+    assert_eq!(check(later, Form::Stated), Ok(()));
+    assert_eq!(check(other, Form::Short), Ok(()));
+}
+
 /// Rank 0 of 3 sends to both others, and then receives two blocks of rank 1 and one of rank 2 in pieces.
 #[test]
 fn an_early_message_is_compared_with_the_block_in_its_turn() {

@@ -29,9 +29,12 @@ pub(crate) enum Form {
     Landing,
     /// A call and the length of the whole block. The sender waits for the landing.
     Asked,
+    /// A call. The sender has waited long for this rank, or has found that their calls differ.
+    Stated,
 }
 
-const FORMS: [Form; 5] = [Form::Short, Form::Long, Form::Granted, Form::Landing, Form::Asked];
+const FORMS: [Form; 6] =
+    [Form::Short, Form::Long, Form::Granted, Form::Landing, Form::Asked, Form::Stated];
 
 impl Form {
     /// Returns the form of a message. A message that is too short for a form is short for its call, too.
@@ -92,7 +95,7 @@ impl Lane {
         self.target.is_none() && !mem::replace(&mut self.has_asked, true)
     }
 
-    /// Processes a message without a call. Returns false if it is another message.
+    /// Processes a message that is not for a run. Returns false if it is another message.
     pub(crate) fn process(&mut self, message: &[u8]) -> bool {
         match Form::of(message) {
             Form::Granted => self.granted = self.sent.min(self.granted + 1),
@@ -100,6 +103,8 @@ impl Lane {
                 let bytes = message.get(Call::FORM_BYTE + 1..).map(TryInto::try_into);
                 self.target = bytes.and_then(Result::ok).map(RemoteMemoryRegion::from_bytes);
             }
+            // Only a run compares calls.
+            Form::Stated => {}
             Form::Short | Form::Long | Form::Asked => return false,
         }
         true

@@ -53,6 +53,19 @@ impl<M, R: Deref<Target = [u8]>> Peer<M, R> {
         !self.early.is_empty()
     }
 
+    /// Processes a message that is not for the run. Returns false if it is another message. Fails if the peer states another
+    /// call.
+    pub(crate) fn process<T: Pod>(
+        &mut self,
+        rank: usize,
+        message: &[u8],
+        run: &Run<'_, T>,
+        ranks: &Ranks,
+    ) -> Result<bool, Failure> {
+        run.check_statement(message).map_err(|it| ranks.mismatch(rank, run, it))?;
+        Ok(self.lane.process(message))
+    }
+
     /// Checks the next message of this peer, which has arrived while the run waits for another one. `message` is a new one.
     /// Fails if it is of another call or has another length, because the peer may wait for the run.
     pub(crate) fn look_ahead<T: Pod>(
@@ -62,8 +75,11 @@ impl<M, R: Deref<Target = [u8]>> Peer<M, R> {
         run: &Run<'_, T>,
         ranks: &Ranks,
     ) -> Result<(), Failure> {
-        let message = message.filter(|message| !self.lane.process(message));
-        self.early.extend(message);
+        if let Some(message) = message
+            && !self.process(rank, &message, run, ranks)?
+        {
+            self.early.push_back(message);
+        }
         let checked = self.early.front().map_or(Ok(()), |first| run.check_next(rank, first));
         checked.map_err(|it| ranks.mismatch(rank, run, it))
     }
@@ -77,7 +93,7 @@ impl<M, R: Deref<Target = [u8]>> Peer<M, R> {
         run: &Run<'_, T>,
         ranks: &Ranks,
     ) -> Result<(), Failure> {
-        if self.lane.process(&message) {
+        if self.process(rank, &message, run, ranks)? {
             return Ok(());
         }
         let has_data = |message: &&R| Form::of(message) != Form::Asked;

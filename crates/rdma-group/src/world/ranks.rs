@@ -78,6 +78,8 @@ pub(crate) struct Ranks {
     pub(crate) entries: Vec<Entry>,
     /// The limit of a collective.
     pub(crate) limit: Duration,
+    /// The last call of this rank.
+    pub(crate) call: Call,
     keys: Arc<Keys>,
     session: Nonce,
     pub(crate) star: Star,
@@ -104,7 +106,7 @@ impl Ranks {
             })?
         };
         let Table { session, entries } = table;
-        Ok(Self { own: rank, entries, limit, keys, session, star })
+        Ok(Self { own: rank, entries, limit, call: Call::default(), keys, session, star })
     }
 
     pub(crate) fn host(&self, rank: usize) -> String {
@@ -232,7 +234,8 @@ impl Ranks {
 
     /// Returns the failure of a rank that did not take part within the limit.
     pub(crate) fn late(&self, rank: usize) -> Failure {
-        Failure::Own(Error::Timeout { rank, host: self.host(rank), limit: self.limit })
+        let (host, call) = (self.host(rank), self.call.to_string());
+        Failure::Own(Error::Timeout { rank, host, call, limit: self.limit })
     }
 
     /// Returns the connection to a higher rank, unless it has failed, or the answer to these nonces is wrong.
@@ -328,6 +331,7 @@ mod tests {
             own,
             entries: Vec::new(),
             limit: Duration::ZERO,
+            call: Call::default(),
             keys: Arc::new(Keys::new(b"secret")),
             session: [3; 16],
             star: Star::new(own, Vec::new()),

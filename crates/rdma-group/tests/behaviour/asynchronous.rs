@@ -262,6 +262,24 @@ fn different_collectives_without_messages_between_asynchronous_ranks_are_named()
     }
 }
 
+/// Ranks 1 and 2 wait for each other. Rank 0 is in no collective, so it compares no calls.
+#[test]
+fn different_collectives_of_an_asynchronous_subgroup_without_rank_0_are_named_on_both_ranks() {
+    let named = Barrier::new(3);
+    let part = |group: &mut aio::Group| {
+        let own = group.rank();
+        let mut others = wait(group.split(u64::from(own == 0), 0)).unwrap();
+        if own > 0 {
+            wait(others.barrier()).unwrap();
+            let error = text(wait(others.broadcast(2 - own, &mut [0_u8])));
+            let parts = [" called broadcast (call 1 ", "root 0)", "root 1)"];
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        }
+        named.wait();
+    };
+    mixed(3, |_| true, |_| unreachable!(), part);
+}
+
 /// All ranks wait for each other. Rank 0 waits for rank 1, but has a message of rank 2.
 #[test]
 fn different_algorithms_of_barriers_are_named_on_asynchronous_ranks() {

@@ -112,8 +112,24 @@ fn different_collectives_are_named() {
 /// Ranks 0 and 1 wait for each other, and rank 2 waits for rank 0.
 #[test]
 fn different_collectives_without_messages_between_their_ranks_are_named() {
-    differ(&["it called ", "barrier (call 1 ", "all_gather (call 1 "], |group| {
+    differ(&[" called barrier (call 1 ", " called all_gather (call 1 "], |group| {
         if group.rank() == 1 { group.barrier() } else { group.all_gather(&mut [1_u8; 3]) }
+    });
+}
+
+/// Ranks 1 and 2 wait for each other. Rank 0 is in no collective, so it compares no calls.
+#[test]
+fn different_collectives_of_a_subgroup_without_rank_0_are_named_on_both_ranks() {
+    let named = Barrier::new(3);
+    threads(3, |group| {
+        let mut others = group.split(u64::from(group.rank() == 0), 0).unwrap();
+        if group.rank() > 0 {
+            others.barrier().unwrap();
+            let error = text(others.broadcast(2 - group.rank(), &mut [0_u8]));
+            let parts = [" called broadcast (call 1 ", "root 0)", "root 1)"];
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        }
+        named.wait();
     });
 }
 

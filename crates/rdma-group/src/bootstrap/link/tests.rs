@@ -10,10 +10,10 @@ pub(crate) const INVALID_HEADERS: [(&[u8], &str); 4] = [
     (b"GET / HTTP/1", "the process at the other end is not of a group"),
     (
         b"RDMG\x07\0\x02\0\0\0\0\0",
-        "the other end has version 7, but this end has 4: use the same version",
+        "the other end has version 7, but this end has 5: use the same version",
     ),
-    (b"RDMG\x04\0\x02\0\xff\xff\xff\xff", "a frame of 4294967295 bytes, 1000 are allowed"),
-    (b"RDMG\x04\0\x09\0\0\0\0\0", "a frame of the unknown kind 9"),
+    (b"RDMG\x05\0\x02\0\xff\xff\xff\xff", "a frame of 4294967295 bytes, 1000 are allowed"),
+    (b"RDMG\x05\0\x09\0\0\0\0\0", "a frame of the unknown kind 9"),
 ];
 
 /// Receives until the bytes that have been sent are refused. Returns the reason.
