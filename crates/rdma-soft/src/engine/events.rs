@@ -185,13 +185,15 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         let mut has_byte = false;
         loop {
             if let Some(taken) = self.take_oldest(&deliver, has_byte) {
+                if self.file.wakes_early() {
+                    // An edge-triggered program that expects no other event is not woken again for arrivals.
+                    self.handle_arrivals();
+                }
                 return Ok(taken);
             }
             has_byte = false;
             if self.file.wakes_early() {
-                let execute =
-                    || self.fabric.polled.get().into_iter().for_each(|link| link.handle_arrivals());
-                if let Some(taken) = self.take_after(&deliver, execute) {
+                if let Some(taken) = self.take_after(&deliver, || self.handle_arrivals()) {
                     return Ok(taken);
                 }
                 // Saves a read of the file, unless a thread has been woken without an event.
@@ -208,6 +210,11 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
             self.file.take()?;
             has_byte = true;
         }
+    }
+
+    /// Executes what has arrived, if a channel watches the link.
+    fn handle_arrivals(&self) {
+        self.fabric.polled.get().into_iter().for_each(|link| link.handle_arrivals());
     }
 
     /// Takes the oldest event, if any. `has_byte` states whether the thread has taken a byte from the file.

@@ -297,6 +297,17 @@ mod tests {
         rig.channel.end_early();
     }
 
+    /// An edge-triggered program that has taken the event it expects does not call again, and is not woken again.
+    #[test]
+    fn a_call_that_takes_an_event_also_executes_arrivals() {
+        let rig = Rig::new();
+        rig.driver.watch.is_lent.store(true, Ordering::Relaxed);
+        rig.channel.push(1);
+        assert_eq!(rig.channel.take(|event| event), Ok(1));
+        assert_ne!(rig.socket.executed.load(Ordering::Relaxed), 0);
+        rig.channel.end_early();
+    }
+
     /// A program that sleeps polls once or twice per message. These polls are not one long wait.
     #[test]
     fn arrivals_that_a_sleeping_program_executes_end_the_wait_of_its_polls() {
