@@ -26,7 +26,8 @@ use crate::prepared::PreparedConnection;
 /// completions.
 ///
 /// A task that awaits an operation polls the completion queue itself, so the driver only sleeps on the completion
-/// channel and wakes tasks. Clones are cheap. The driver ends when the last clone and the last connection are dropped.
+/// channel and wakes tasks. The runtime's thread that waits for files does this, without a task. It may also drop memory
+/// of requests whose futures were dropped, so `Drop` of such memory must not block. Clones are cheap. The driver ends when the last clone and the last connection are dropped.
 /// It also ends when its task is dropped, for example because the runtime shuts down. It then destroys its queue pairs,
 /// and operations in flight fail with [`TransportError::Closed`](rdma_connect::TransportError::Closed) and return their
 /// memory.

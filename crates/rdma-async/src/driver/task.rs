@@ -1,14 +1,19 @@
-//! The driver as a tokio task.
+//! The driver of a tokio runtime: a task, and a waker that sweeps.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, PoisonError, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
 
 use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
 
 use super::events::Events;
 use super::file;
 use super::shared::Shared;
+use crate::sync::Mutex;
 
 /// Destroys the queue pairs when the task ends for any reason.
 struct Guard(Arc<Shared>);
@@ -31,20 +36,20 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> io::Result<()> {
 }
 
 async fn run(guard: Guard, file: AsyncFd<OwnedFd>, events: Events) {
-    if let Err(error) = serve(&guard.0, &file, &events).await {
+    if let Err(error) = serve(&guard.0, file, &events).await {
         tracing::error!(%error, "a driver has failed: its connections end");
     }
 }
 
 /// Runs until the driver has to end.
-async fn serve(shared: &Shared, file: &AsyncFd<OwnedFd>, events: &Events) -> io::Result<()> {
+async fn serve(shared: &Arc<Shared>, file: AsyncFd<OwnedFd>, events: &Events) -> io::Result<()> {
     while let Some(event) = events.try_next()? {
         shared.note(&event);
     }
+    let sweeper = Sweeper::new(Arc::clone(shared), file);
+    sweeper.sweep()?;
+    sweeper.sweep_while_readable()?;
     loop {
-        // Events are received only after the readiness of `file` has been cleared. After arming a queue, `sweep` polls
-        // it again. So no event or completion is missed.
-        shared.sweep(false).map_err(io::Error::other)?;
         // The end and the events of the device are rare, so they starve no completion.
         tokio::select! {
             biased;
@@ -55,7 +60,73 @@ async fn serve(shared: &Shared, file: &AsyncFd<OwnedFd>, events: &Events) -> io:
                     shared.note(&event);
                 }
             }
-            ready = file.readable() => ready?.clear_ready(),
+            () = sweeper.failed.notified() => return sweeper.take_failure(),
         }
+    }
+}
+
+/// Sweeps whenever the completion channel's file is readable. The runtime wakes it as it would wake a task, but it sweeps
+/// within that call. A message therefore makes the runtime run only the task that waits for it.
+///
+/// If the driver were a task, each message would make the runtime run two. The second one often moves to another thread.
+struct Sweeper {
+    shared: Arc<Shared>,
+    file: AsyncFd<OwnedFd>,
+    waker: Waker,
+    /// The first error or panic of a sweep.
+    failure: Mutex<Option<thread::Result<io::Error>>>,
+    failed: Notify,
+}
+
+impl Sweeper {
+    fn new(shared: Arc<Shared>, file: AsyncFd<OwnedFd>) -> Arc<Self> {
+        Arc::new_cyclic(|sweeper| Self {
+            shared,
+            file,
+            waker: Arc::new(Sweep(Weak::clone(sweeper))).into(),
+            failure: Mutex::default(),
+            failed: Notify::new(),
+        })
+    }
+
+    fn sweep(&self) -> io::Result<()> {
+        self.shared.sweep(false).map(drop).map_err(io::Error::other)
+    }
+
+    /// Sweeps while the file is readable, and then leaves the waker with it.
+    fn sweep_while_readable(&self) -> io::Result<()> {
+        while let Poll::Ready(ready) =
+            self.file.poll_read_ready(&mut Context::from_waker(&self.waker))
+        {
+            // Events are received only after the readiness of `file` has been cleared. After arming a queue, `sweep`
+            // polls it again. So no event or completion is missed.
+            ready?.clear_ready();
+            self.sweep()?;
+        }
+        Ok(())
+    }
+
+    /// Returns the error of a sweep, or continues its panic.
+    fn take_failure(&self) -> io::Result<()> {
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        failure.map_or(Ok(()), |failure| Err(failure.unwrap_or_else(|panic| resume_unwind(panic))))
+    }
+}
+
+/// The waker of a [`Sweeper`].
+struct Sweep(Weak<Sweeper>);
+
+impl Wake for Sweep {
+    /// Called by the thread that waits for the runtime's files, so a panic must not leave this function.
+    fn wake(self: Arc<Self>) {
+        let Some(sweeper) = self.0.upgrade() else { return };
+        let outcome = catch_unwind(AssertUnwindSafe(|| sweeper.sweep_while_readable()));
+        let failure = match outcome {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => Ok(error),
+            Err(panic) => Err(panic),
+        };
+        sweeper.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
+        sweeper.failed.notify_one();
     }
 }
