@@ -461,7 +461,8 @@ impl Id {
         self.0.reject(reason, private_data)
     }
 
-    /// Disconnects. Exactly one event [`Event::Ended`] follows, even if the peer has disconnected before.
+    /// Disconnects. Exactly one event [`Event::Ended`] follows, even if the peer has disconnected before. No other event
+    /// follows it. A connection that is not established is rejected, and its event is queued at once.
     ///
     /// # Errors
     /// [`Error::Memory`] in a forked child.

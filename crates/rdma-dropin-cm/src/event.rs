@@ -241,9 +241,16 @@ fn report(waiting: Waiting) -> Option<Box<Reported>> {
     match event {
         // Without a queue pair, the program calls `rdma_establish`.
         EventType::CONNECT_RESPONSE if !id.read(|shown| shown.qp).is_null() => {
+            // The connection has ended meanwhile, and the event of its end is queued.
+            if id.state().stage == Stage::Over {
+                id.acknowledge();
+                return None;
+            }
             event = EventType::ESTABLISHED;
             if let Err(number) = connecting::finish(&id) {
                 (event, status) = (EventType::CONNECT_ERROR, -number);
+                // No other event reports the end.
+                id.state().stage = Stage::Over;
             }
         }
         EventType::REJECTED => {

@@ -415,17 +415,20 @@ impl Engine {
         Some(Happening::Queried(Box::new(Queried { peer, route, private_data })))
     }
 
-    /// Disconnects. Returns true if an event follows.
+    /// Disconnects. Returns true if the end is still to come.
     pub(super) fn disconnect_managed(state: &mut State, token: u64) -> bool {
         let managed = state.managed.as_mut();
         let entry = managed.and_then(|managed| managed.entries.get_mut(&token));
         entry.is_some_and(|entry| match entry.stage {
             Stage::Disconnecting => true,
-            Stage::Over => false,
+            Stage::Established if entry.id.disconnect().is_ok() => {
+                entry.stage = Stage::Disconnecting;
+                true
+            }
+            // The kernel ends another one when its ID is destroyed.
             _ => {
-                let is_sent = entry.id.disconnect().is_ok();
-                entry.stage = if is_sent { Stage::Disconnecting } else { Stage::Over };
-                is_sent
+                entry.stage = Stage::Over;
+                false
             }
         })
     }

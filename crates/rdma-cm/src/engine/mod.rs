@@ -321,18 +321,17 @@ impl Engine {
         Ok(file)
     }
 
-    /// Disconnects. Exactly one event follows, even if the connection has ended before.
+    /// Disconnects. Exactly one event follows, even if the connection has ended before. A connection that is not
+    /// established ends at once.
     pub(crate) fn disconnect(&self, token: u64, private_data: &[u8]) -> Result<(), Error> {
         self.check_process()?;
         let now = self.now();
         let mut state = self.locked();
-        let is_sent = match state.peers.get_mut(&token) {
-            // The end of a connection that disconnects already is still to come.
-            Some(peer) if peer.stage == peer::Stage::Disconnecting => true,
-            Some(peer) => peer.disconnect(now, private_data).is_ok(),
+        let is_to_come = match state.peers.get_mut(&token) {
+            Some(peer) => peer.disconnect(now, private_data),
             None => Self::disconnect_managed(&mut state, token),
         };
-        if !is_sent && state.place_of_end(token).is_none() {
+        if !is_to_come && state.place_of_end(token).is_none() {
             let end = End::Disconnected { private_data: Vec::new() };
             state.events.push_back((token, Happening::Ended(end)));
         }

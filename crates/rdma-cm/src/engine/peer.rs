@@ -454,11 +454,23 @@ impl Peer {
         Ok(())
     }
 
-    pub(crate) fn disconnect(&mut self, now: Time, private_data: &[u8]) -> Result<(), Refusal> {
+    /// Ends the connection. Returns true if its end is still to come, because the peer has to answer.
+    pub(super) fn disconnect(&mut self, now: Time, private_data: &[u8]) -> bool {
+        let is_sent = self.stage == Stage::Established && self.send_dreq(now, private_data).is_ok();
+        if is_sent || self.stage == Stage::Disconnecting {
+            return true;
+        }
+        // Otherwise the peer could still establish the connection.
+        self.leave(now);
+        self.stage = Stage::Over;
+        false
+    }
+
+    fn send_dreq(&mut self, now: Time, private_data: &[u8]) -> Result<(), Refusal> {
         let id = self.id;
         match self.line.call(|manager| manager.disconnect(now, id, private_data)) {
             // The peer has forgotten the connection, so the manager has sent a DREQ already.
-            Err(Refusal::State(_)) if self.stage == Stage::Established => {}
+            Err(Refusal::State(_)) => {}
             sent => sent?,
         }
         self.stage = Stage::Disconnecting;
@@ -471,7 +483,7 @@ impl Peer {
             // A query that is not answered in time ends without a message.
             Stage::Silent | Stage::Querying | Stage::Disconnecting | Stage::Over => Ok(()),
             Stage::Queried => self.answer(&NO_ANSWER),
-            Stage::Established => self.disconnect(now, &[]),
+            Stage::Established => self.send_dreq(now, &[]),
             Stage::Connecting | Stage::Requested | Stage::Replied | Stage::Accepted => {
                 self.reject(now, &Rejection::new(Reason::CONSUMER_DEFINED))
             }

@@ -1,6 +1,8 @@
 //! Connections whose queue pairs the program manages, and datagram services.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use rdma_cm::unmanaged::{self, Answered, Event, Id, Parameters, PortSpace, Route, SidrStatus};
 use rdma_cm::{BindOptions, End, Error, EventChannel, IdToken, Reason};
@@ -11,6 +13,12 @@ use crate::other_hosts::{Host, process_until};
 
 fn next(channel: &EventChannel) -> (IdToken, Event) {
     unmanaged::event(channel.next(Some(LIMIT)).unwrap().unwrap())
+}
+
+/// Returns the next event of an ID.
+fn next_of(channel: &EventChannel, id: &Id) -> Event {
+    let event = channel.next_of(|of| of == id.token(), Some(LIMIT)).unwrap();
+    unmanaged::event(event.unwrap()).1
 }
 
 /// Returns a listener on a free port of an address, and the route to it.
@@ -112,6 +120,76 @@ fn a_packet_can_establish_a_connection_before_its_confirmation() {
     drop(client);
     let (_, Event::Ended(end)) = next(&channel) else { panic!() };
     assert_eq!(end, disconnected(b"", 220));
+}
+
+/// The progress of a connection when an end disconnects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    Requested,
+    Accepted,
+    Replied,
+}
+
+/// An end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Client,
+    Server,
+}
+
+/// Disconnects an end of a connection that is not established, and checks that each end has one end event, after which it
+/// has no other. With `crosses`, the client confirms the connection before it receives the server's message.
+fn disconnects_early(
+    [near, far]: [&EventChannel; 2],
+    address: SocketAddr,
+    progress: Progress,
+    side: Side,
+    crosses: bool,
+) {
+    let (listener, route) = listen([near, far], PortSpace::Tcp, address);
+    // A number is not used again soon.
+    static QPNS: AtomicU32 = AtomicU32::new(0x100);
+    let [one, other] = [(); 2].map(|()| {
+        let qpn = Qpn::masked(QPNS.fetch_add(1, Ordering::Relaxed));
+        Parameters::new(qpn, Psn::masked(8))
+    });
+    let client = unmanaged::connect(near, PortSpace::Tcp, &route, &one, b"").unwrap();
+    let (server, ..) = requested(far, &listener);
+    if progress != Progress::Requested {
+        server.accept(&other, b"").unwrap();
+    }
+    if progress == Progress::Replied || crosses {
+        let (_, Event::Replied { .. }) = next(near) else { panic!() };
+    }
+    let disconnecting = if side == Side::Client { &client } else { &server };
+    disconnecting.disconnect().unwrap();
+    if crosses {
+        client.establish().unwrap();
+    }
+    for (channel, id) in [(near, &client), (far, &server)] {
+        while !matches!(next_of(channel, id), Event::Ended(_)) {}
+        let is_of = |token: IdToken| token == id.token();
+        let later = channel.next_of(is_of, Some(Duration::ZERO)).unwrap();
+        assert!(later.is_none(), "{progress:?} {side:?} {crosses}: {later:?}");
+    }
+}
+
+#[test]
+fn nothing_follows_the_end_of_a_connection_that_was_not_established() {
+    let context = open("soft0");
+    let hosts = (Host::new(), Host::new());
+    let same = [(); 2].map(|()| EventChannel::open(&context).unwrap());
+    let far = [&hosts.0, &hosts.1].map(|host| EventChannel::open(&host.context).unwrap());
+    for ([near, far], address) in
+        [(&same, "127.0.0.1:0".parse().unwrap()), (&far, (hosts.1.ip, 0).into())]
+    {
+        for side in [Side::Client, Side::Server] {
+            for progress in [Progress::Requested, Progress::Accepted, Progress::Replied] {
+                disconnects_early([near, far], address, progress, side, false);
+            }
+        }
+        disconnects_early([near, far], address, Progress::Accepted, Side::Server, true);
+    }
 }
 
 #[test]

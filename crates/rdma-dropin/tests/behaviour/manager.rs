@@ -58,6 +58,11 @@ fn each_end_is_disconnected_once() {
 }
 
 #[test]
+fn nothing_follows_the_end_of_a_connection_that_was_not_established() {
+    passes("early disconnect");
+}
+
+#[test]
 fn a_listener_rejects_requests_of_another_type() {
     passes("types");
 }

@@ -222,6 +222,50 @@ static void both_disconnect(void)
 	end(listening);
 }
 
+/* Receives events until each of these ends has one that reports its end. None follows. */
+static void end_once(struct rdma_cm_id **ends)
+{
+	int ended[2] = { 0, 0 };
+	while (!ended[0] || !ended[1]) {
+		struct rdma_cm_event *event;
+		CHECK(rdma_get_cm_event(channel, &event) == 0);
+		int which = event->id == ends[1];
+		CHECK(event->id == ends[which] && !ended[which]);
+		ended[which] = event->event != RDMA_CM_EVENT_ESTABLISHED;
+		CHECK(rdma_ack_cm_event(event) == 0);
+	}
+	/* Another event would arrive within this time. */
+	usleep(10000);
+	CHECK(!readable());
+	end(ends[0]);
+	end(ends[1]);
+}
+
+/* An end disconnects before the connection is established: the client before and after it has an answer, or the server. */
+static void early_disconnect(void)
+{
+	struct rdma_cm_id *listening = listener(RDMA_PS_TCP), *ends[2];
+	struct rdma_conn_param param = { .rnr_retry_count = 7 };
+	struct pollfd polled = { .fd = channel->fd, .events = POLLIN };
+	for (int round = 0; round < 60; round++) {
+		ends[0] = requesting(listening);
+		struct rdma_cm_event *event = expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+		ends[1] = event->id;
+		CHECK(rdma_ack_cm_event(event) == 0);
+		create_qp(ends[1]);
+		if (round % 3 == 0) {
+			CHECK(rdma_disconnect(ends[0]) == 0);
+		} else {
+			CHECK(rdma_accept(ends[1], &param) == 0);
+			if (round % 3 == 1)
+				CHECK(poll(&polled, 1, -1) == 1);
+			CHECK(rdma_disconnect(ends[round % 3 - 1]) == 0);
+		}
+		end_once(ends);
+	}
+	end(listening);
+}
+
 static volatile int destroyed;
 
 static void *destroy(void *id)
@@ -485,7 +529,7 @@ static const struct test_case cases[] = {
 	{ "datagrams", datagrams }, { "own queue pairs", own_queue_pairs },
 	{ "death", death }, { "withdrawal", withdrawal },
 	{ "request migration", request_migration }, { "types", types },
-	{ "both disconnect", both_disconnect },
+	{ "both disconnect", both_disconnect }, { "early disconnect", early_disconnect },
 };
 
 int main(int argc, char **argv)
