@@ -297,6 +297,8 @@ static void ports(void)
 	uint16_t port = ntohs(rdma_get_src_port(first));
 	CHECK(rdma_create_id(channel, &second, NULL, RDMA_PS_TCP) == 0);
 	CHECK(rdma_bind_addr(second, localhost(port)) == -1 && errno == EADDRINUSE);
+	struct sockaddr_in all = { .sin_family = AF_INET, .sin_port = htons(port) };
+	CHECK(rdma_bind_addr(second, (struct sockaddr *)&all) == -1 && errno == EADDRNOTAVAIL);
 	end(first);
 	CHECK(rdma_bind_addr(second, localhost(port)) == 0);
 	/* Another port space has its own ports. */
