@@ -213,8 +213,8 @@ fn planted(name: Option<&str>, seed: &str) -> Result<bool> {
             Ok(Found { build, search, lines }) => {
                 let (build, search) = (build.as_secs_f64(), search.as_secs_f64());
                 let told = |start: &str| lines.iter().find(|line| line.starts_with(start));
-                let told = [told("of its"), told("found after")]
-                    .map(|line| line.map_or("", String::as_str).trim_end_matches(':'));
+                let told = ["of its", "found after"].into_iter().filter_map(told);
+                let told: Vec<_> = told.map(|line| line.trim_end_matches(':')).collect();
                 println!("{name:<28}{build:>6.1} s{search:>6.1} s  {}", told.join(", "));
             }
             Err(_) => println!("{name:<28}{:>8}{:>8}  NOT FOUND", "", ""),
