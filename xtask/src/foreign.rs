@@ -10,6 +10,7 @@ mod process;
 mod published;
 mod report;
 mod suites;
+mod two_hosts;
 
 use anyhow::Result;
 use clap::ValueEnum as _;

@@ -1,6 +1,7 @@
 # Runs a shell command in this network namespace, and one in another, which a pair of interfaces joins. The second command
-# starts when a socket matches the pattern.
-# Arguments: the pattern, the two addresses, and the two commands.
+# starts when a socket or a membership in a multicast group matches the pattern.
+# Arguments: the pattern, the two addresses, and the two commands. With a further argument, the first command is ended after
+# the second one.
 set -eu
 ready=$(mktemp)
 ip link add host-a type veth peer name host-b
@@ -18,9 +19,14 @@ there ip link set host-b up
 
 timeout 100 sh -c "$4" &
 server=$!
-until grep --quiet "$1" /proc/net/tcp /proc/net/tcp6 /proc/net/unix; do
+until grep --quiet "$1" /proc/net/tcp /proc/net/tcp6 /proc/net/unix /proc/net/igmp; do
     kill -0 $server
     sleep 0.01
 done
 there timeout 100 sh -c "$5"
-wait $server
+if [ "${6-}" ]; then
+    kill $server
+    wait $server || true
+else
+    wait $server
+fi

@@ -51,8 +51,8 @@ pub fn tcp_socket(port: u16) -> String {
 }
 
 /// Returns a command that runs two shell commands in two network namespaces, which a pair of interfaces with the addresses
-/// [`HOSTS`] joins like a cable. The second command starts when a line of `/proc/net/tcp`, `tcp6` or `unix` matches the
-/// pattern of grep(1), because the first one then listens. Returns `None` if this machine cannot create the namespaces.
+/// [`HOSTS`] joins like a cable. The second command starts when a line of `/proc/net/tcp`, `tcp6`, `unix` or
+/// `igmp` matches the pattern of grep(1), because the first one then listens. Returns `None` if this machine cannot create the namespaces.
 #[must_use]
 pub fn two_hosts(socket: &str, commands: [&str; 2]) -> Option<Command> {
     if !can_run(&["--net"]) {

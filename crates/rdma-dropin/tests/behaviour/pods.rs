@@ -56,30 +56,32 @@ fn run_by_address(program: &str, [space, port]: [u16; 2], ends: [&str; 2]) -> Op
 const TCP: u16 = 0x0106;
 const UDP: u16 = 0x0111;
 
+/// A program of librdmacm: its port, the options of its server and of its client, and the text that both ends print.
+type Program = (&'static str, [u16; 2], [&'static str; 2], &'static str);
+
+const PROGRAMS: &[Program] = &[
+    // The last of 20 pings.
+    (
+        "rping",
+        [TCP, 18515],
+        ["-s -C 20 -v -p 18515", "-c -C 20 -v -p 18515 -a"],
+        "ping data: rdma-ping-19: ",
+    ),
+    (
+        "ucmatose",
+        [TCP, 18516],
+        ["-c 20 -C 10 -S 4096 -p 18516", "-c 20 -C 10 -S 4096 -p 18516 -s"],
+        "return status 0",
+    ),
+    ("udaddy", [UDP, 7174], ["-c 4 -C 10", "-c 4 -C 10 -s"], "return status 0"),
+];
+
 #[test]
 fn two_pods_connect_by_address() {
-    let [server, client] = ["-s", "-c"].map(|end| format!("{end} -C 20 -v -p 18515"));
-    let output = run_by_address("rping", [TCP, 18515], [&server, &format!("{client} -a")]);
-    output.into_iter().for_each(|output| {
-        // The last of 20 pings, at both ends.
-        assert_eq!(output.matches("ping data: rdma-ping-19: ").count(), 2, "{output}");
-    });
-}
-
-#[test]
-fn two_pods_have_many_connections() {
-    let end = "-c 20 -C 10 -S 4096 -p 18516";
-    let output = run_by_address("ucmatose", [TCP, 18516], [end, &format!("{end} -s")]);
-    output.into_iter().for_each(|output| {
-        assert_eq!(output.matches("return status 0").count(), 2, "{output}");
-    });
-}
-
-#[test]
-fn two_pods_exchange_datagrams_of_a_service() {
-    let end = "-c 4 -C 10";
-    let output = run_by_address("udaddy", [UDP, 7174], [end, &format!("{end} -s")]);
-    output.into_iter().for_each(|output| {
-        assert_eq!(output.matches("return status 0").count(), 2, "{output}");
-    });
+    for &(program, port, ends, text) in PROGRAMS {
+        let output = run_by_address(program, port, ends);
+        output.into_iter().for_each(|output| {
+            assert_eq!(output.matches(text).count(), 2, "{program}: {output}");
+        });
+    }
 }

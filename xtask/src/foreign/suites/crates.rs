@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::foreign::installation::Installation;
 use crate::foreign::libtest::{self, Difference};
@@ -37,6 +37,8 @@ enum Kind {
     Example(Use, &'static str),
     /// An example that exchanges messages as a server and a client, with these options.
     Pair(&'static str),
+    /// An example that connects by address as a server and a client, with these options, and a text that the client prints.
+    ByAddress([&'static str; 2], &'static str),
     /// An example with three processes, and a text that the first one prints.
     Network(&'static str),
     /// A test program that does not run, for this reason.
@@ -53,7 +55,7 @@ enum Use {
     Requests,
 }
 
-use Kind::{Example, Network, NoExample, NoTests, Pair, Tests};
+use Kind::{ByAddress, Example, Network, NoExample, NoTests, Pair, Tests};
 
 /// The build script of `ibverbs-sys` needs only headers.
 const HEADERS: Option<&str> = Some("cmake.sh");
@@ -93,7 +95,7 @@ pub(super) const SIDEWAY: Crate = Crate {
         ("rc_pingpong", Pair("-d soft0 -g 1")),
         ("rc_pingpong_split", Pair("-d soft0 -g 1")),
         ("show_gids", NoExample("it requires that each GID has a network interface")),
-        ("cmtime", NoExample("it needs two processes")),
+        ("cmtime", ByAddress(["-c 20", "-c 20 -s 127.0.0.1"], "Disconnect")),
     ],
 };
 
@@ -135,6 +137,7 @@ pub(super) fn run(installation: &Installation, crate_: &Crate, row: &mut Row) ->
             Tests(uses, known) => tests(&installation, &program, *uses, known),
             Example(uses, text) => example(&installation, &program, *uses, text),
             Pair(options) => pair(&installation, &program, options),
+            ByAddress(options, text) => by_address(&installation, &program, *options, text),
             Network(text) => network(&installation, &program, text),
             NoTests(reason) | NoExample(reason) => Ok(Outcome::Skipped(reason)),
         });
@@ -145,7 +148,7 @@ pub(super) fn run(installation: &Installation, crate_: &Crate, row: &mut Row) ->
 fn path(built: &Programs, name: &str, kind: &Kind) -> Result<String> {
     let programs = match kind {
         Tests(..) | NoTests(_) => &built.tests,
-        Example(..) | Pair(_) | Network(_) | NoExample(_) => &built.examples,
+        Example(..) | Pair(_) | ByAddress(..) | Network(_) | NoExample(_) => &built.examples,
     };
     let path = programs.get(name).with_context(|| format!("the package has no program {name}"))?;
     Ok(path.to_string_lossy().into_owned())
@@ -189,6 +192,31 @@ fn pair(installation: &Installation, program: &[String], options: &str) -> Resul
     let environment = installation.environment();
     outcome(connect(&words, [&environment, &environment]), |server, client| {
         Ok(format!("{}, {}", result(&client.output)?, both_counts(server, client)?))
+    })
+}
+
+/// Runs a server, and a client as soon as the server listens at its port of rdma_cm.
+fn by_address(
+    installation: &Installation,
+    program: &[String],
+    ends: [&str; 2],
+    text: &str,
+) -> Result<Outcome> {
+    let port = ["-p".to_owned(), free_port()?.to_string()];
+    let start = |options: &str| {
+        let words = [installation.counted(program), port.to_vec(), words(options)].concat();
+        Process::start(&words, &installation.environment())
+    };
+    let server = start(ends[0])?;
+    if !server.listens_by_address(port[1].parse()?) {
+        bail!("the server does not listen\n{}", server.end()?);
+    }
+    let client = start(ends[1])?.end()?;
+    outcome(Ok((server.end()?, client)), |server, client| {
+        ensure!(client.output.contains(text), "the client's output does not contain {text:?}");
+        Use::Devices.check(&server.output)?;
+        Use::Devices.check(&client.output)?;
+        Ok(text.to_owned())
     })
 }
 

@@ -11,6 +11,7 @@ use crate::foreign::packages::Needs;
 use crate::foreign::pair::{outcome, words};
 use crate::foreign::process::{Environment, Process, free_port};
 use crate::foreign::report::{Outcome, Row};
+use crate::foreign::two_hosts;
 
 /// The packages of the applications.
 pub(super) const NEEDS: Needs = Needs {
@@ -22,8 +23,8 @@ pub(super) const NEEDS: Needs = Needs {
     wheels: &[],
 };
 
-/// The command lines of a server and a client. `PORT` stands for a port, `ADDRESS` for the server's address, and `GROUP` for
-/// a multicast group.
+/// The command lines of a server and a client. `PORT` stands for a port, `ADDRESS` for the server's address, `CLIENT` for the
+/// client's, and `GROUP` for a multicast group.
 struct Pair {
     server: &'static str,
     client: &'static str,
@@ -111,8 +112,8 @@ const PROGRAMS: &[Pair] = &[
 const GROUPS: &[Pair] = &[Pair {
     begins: Begins::Joins,
     ..pair(
-        "mckey -m GROUP -b 127.0.0.1",
-        "mckey -m GROUP -b 127.0.0.2 -s",
+        "mckey -m GROUP -b ADDRESS",
+        "mckey -m GROUP -b CLIENT -s",
         ["data transfers complete", "data transfers complete"],
     )
 }];
@@ -166,44 +167,72 @@ const ATTEMPTS: u32 = 10;
 /// The addresses of two devices that are like two hosts. The server's is the first.
 const ADDRESSES: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
 
-/// Runs the programs between two processes of this host, and with `--full` also over UDP between two addresses. Groups have
-/// members at both addresses.
+/// The time in seconds before requests to a silent peer fail. A busy host may stall a process for longer than the default of
+/// 2 seconds.
+const RETRY_S: &str = "60";
+
+/// Runs the programs between two processes of this host, between two network namespaces, and with `--full` also over UDP
+/// between two addresses. Groups have members at both addresses.
 ///
 /// # Errors
 /// Returns an error if this process cannot start programs.
 pub(super) fn run(installation: &Installation, full: bool, row: &mut Row) -> Result<()> {
     let usual = installation.environment();
-    for pair in PROGRAMS.iter().filter(|pair| full || pair.is_quick) {
-        row.case(pair.client, || run_pair(installation, pair, [&usual, &usual]));
+    let chosen = || PROGRAMS.iter().filter(|pair| full || pair.is_quick);
+    for pair in chosen() {
+        row.case(pair.client, || run_pair(|| attempt(installation, pair, [&usual, &usual])));
     }
-    over_udp(installation, GROUPS, row)?;
-    if full { over_udp(installation, PROGRAMS, row) } else { Ok(()) }
+    over_udp(installation, GROUPS, row);
+    between_hosts(installation, chosen().chain(GROUPS), row)?;
+    if full {
+        over_udp(installation, PROGRAMS, row);
+    }
+    Ok(())
 }
 
-/// Runs the programs of other projects, between two processes of this host and over UDP.
+/// Runs the programs of other projects between two processes of this host, over UDP, and between two network namespaces.
 ///
 /// # Errors
 /// Returns an error if this process cannot start programs.
 pub(super) fn run_applications(installation: &Installation, row: &mut Row) -> Result<()> {
     let usual = installation.environment();
     for pair in APPLICATIONS {
-        row.case(pair.client, || run_pair(installation, pair, [&usual, &usual]));
+        row.case(pair.client, || run_pair(|| attempt(installation, pair, [&usual, &usual])));
     }
-    over_udp(installation, APPLICATIONS, row)
+    over_udp(installation, APPLICATIONS, row);
+    between_hosts(installation, APPLICATIONS, row)
 }
 
-fn over_udp(installation: &Installation, pairs: &[Pair], row: &mut Row) -> Result<()> {
+fn over_udp(installation: &Installation, pairs: &[Pair], row: &mut Row) {
     let environments = ADDRESSES.map(|address| {
         let mut environment = installation.environment();
         environment.push(("RDMA_SOFT_LISTEN", address.to_owned()));
-        // A busy host may stall a process for longer than the default of 2 seconds.
-        environment.push(("RDMA_SOFT_RETRY_TIME", "60".to_owned()));
+        environment.push(("RDMA_SOFT_RETRY_TIME", RETRY_S.to_owned()));
         environment
     });
     let [server, client] = &environments;
     for pair in pairs {
         let name = format!("{}, over UDP", pair.client);
-        row.case(&name, || run_pair(installation, pair, [server, client]));
+        row.case(&name, || run_pair(|| attempt(installation, pair, [server, client])));
+    }
+}
+
+/// Runs the programs in two network namespaces, which a pair of interfaces joins.
+///
+/// # Errors
+/// Returns an error if this process cannot start programs.
+fn between_hosts<'a>(
+    installation: &Installation,
+    pairs: impl IntoIterator<Item = &'a Pair>,
+    row: &mut Row,
+) -> Result<()> {
+    let can_run = two_hosts::can_run()?;
+    for pair in pairs {
+        let name = format!("{}, between two network namespaces", pair.client);
+        row.case(&name, || match can_run {
+            true => run_pair(|| attempt_between_hosts(installation, pair)),
+            false => Ok(Outcome::Skipped("this machine refuses the namespaces, or has no `ip`")),
+        });
     }
     Ok(())
 }
@@ -212,18 +241,67 @@ fn over_udp(installation: &Installation, pairs: &[Pair], row: &mut Row) -> Resul
 /// reports its port before it listens. A client that connects too early is rejected, and does not try again. A client of
 /// fio sends half a second after it has connected, with no retry after an RNR NAK. Its server may still have to post
 /// receives. Such a pair is run again.
-fn run_pair(
-    installation: &Installation,
-    pair: &Pair,
-    environments: [&Environment; 2],
-) -> Result<Outcome> {
+fn run_pair(attempt: impl Fn() -> Result<Option<Outcome>>) -> Result<Outcome> {
     for _ in 1..ATTEMPTS {
-        if let Some(outcome) = attempt(installation, pair, environments)? {
+        if let Some(outcome) = attempt()? {
             return Ok(outcome);
         }
     }
-    let last = attempt(installation, pair, environments)?;
-    last.with_context(|| format!("the client was too early in {ATTEMPTS} attempts"))
+    attempt()?.with_context(|| format!("the client was too early in {ATTEMPTS} attempts"))
+}
+
+impl Pair {
+    /// Returns a port, and a multicast group that no other pair has.
+    fn place(&self) -> Result<(u16, Ipv4Addr)> {
+        let port = self.port.map_or_else(free_port, Ok)?;
+        let [high, low] = port.to_be_bytes();
+        Ok((port, Ipv4Addr::new(239, 255, high, low)))
+    }
+}
+
+/// Returns the words of a command line of a pair.
+fn line(
+    installation: &Installation,
+    line: &str,
+    (port, group): (u16, Ipv4Addr),
+    [server, client]: [&str; 2],
+) -> Vec<String> {
+    let line = line.replace("PORT", &port.to_string()).replace("GROUP", &group.to_string());
+    let line = words(&line.replace("ADDRESS", server).replace("CLIENT", client));
+    let (name, options) = line.split_first().unzip();
+    let program = installation.program(name.map_or("", String::as_str));
+    [&program, options.unwrap_or(&[])].concat()
+}
+
+/// Runs a pair in two network namespaces. Returns `None` if the client was too early.
+fn attempt_between_hosts(installation: &Installation, pair: &Pair) -> Result<Option<Outcome>> {
+    let (port, group) = pair.place()?;
+    let lines = [pair.server, pair.client];
+    let lines = lines.map(|of| line(installation, of, (port, group), two_hosts::ADDRESSES));
+    let socket = match pair.begins {
+        Begins::Listens => two_hosts::socket_of_service(port),
+        Begins::ListensByTcp => two_hosts::tcp_socket(port),
+        Begins::Joins => two_hosts::membership(group),
+    };
+    let words = two_hosts::words(&socket, &lines, pair.ends);
+    let mut environment = installation.environment();
+    environment.push(("RDMA_SOFT_RETRY_TIME", RETRY_S.to_owned()));
+    let both = Process::start(&words, &environment)?;
+    if both.prints(&EARLY) {
+        return Ok(None);
+    }
+    let both = both.end()?;
+    let check = || {
+        ensure!(both.succeeded(), "a process failed");
+        let [server, client] = pair.prints;
+        // The output is that of both ends.
+        let least = if server.contains(client) { 2 } else { 1 };
+        let has = |text, least| both.output.matches(text).count() >= least;
+        ensure!(has(server, 1), "the output lacks {server:?}");
+        ensure!(has(client, least), "the output lacks {client:?} of the client");
+        Ok(Outcome::Passed(result(&both.output).unwrap_or_else(|_| client.to_owned())))
+    };
+    check().with_context(|| both.to_string()).map(Some)
 }
 
 /// Runs a server, and a client as soon as the server listens. Returns `None` if the client was too early.
@@ -232,16 +310,9 @@ fn attempt(
     pair: &Pair,
     [server, client]: [&Environment; 2],
 ) -> Result<Option<Outcome>> {
-    let port = pair.port.map_or_else(free_port, Ok)?;
-    let [high, low] = port.to_be_bytes();
-    let group = Ipv4Addr::new(239, 255, high, low);
-    let start = |line: &str, environment: &Environment| {
-        let line = line.replace("PORT", &port.to_string()).replace("ADDRESS", ADDRESSES[0]);
-        let line = line.replace("GROUP", &group.to_string());
-        let line = words(&line);
-        let (name, options) = line.split_first().unzip();
-        let program = installation.program(name.map_or("", String::as_str));
-        Process::start(&[&program, options.unwrap_or(&[])].concat(), environment)
+    let (port, group) = pair.place()?;
+    let start = |of: &str, environment: &Environment| {
+        Process::start(&line(installation, of, (port, group), ADDRESSES), environment)
     };
     let server = start(pair.server, server)?;
     let listens = match pair.begins {
