@@ -1,7 +1,7 @@
 //! Connections by datagrams. The ends are devices of this process, each at an address of the loopback interface.
 #![allow(unsafe_code)] // sending a MAD is unsafe
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV6};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use rdma_sys::AddressedMad;
 use rdma_types::{Gid, Guid, Qpn};
 use test_support::rig::until;
 
-use crate::common::{LIMIT, Node, connect, disconnected, messages_pass, req};
+use crate::common::{LIMIT, Node, connect, disconnected, messages_pass, open, req};
 
 /// A device that is alone at its address.
 pub(crate) struct Host {
@@ -278,4 +278,28 @@ fn the_error_names_the_address_that_is_not_reached() {
     let error = channel.resolve("[2001:db8::1]:7471").unwrap_err();
     let IpAddr::V6(address) = "2001:db8::1".parse().unwrap() else { panic!("an address") };
     assert!(matches!(error, Error::NoRoute { address: it, .. } if it == IpAddr::V6(address)));
+}
+
+#[test]
+fn the_scope_of_a_link_local_address_has_no_effect() {
+    let context = open("soft0");
+    let table = context.gid_table().unwrap();
+    let own = table.iter().map(|entry| Ipv6Addr::from(entry.gid.to_bytes()));
+    let own = own.into_iter().find(Ipv6Addr::is_unicast_link_local).unwrap();
+    let at = |port, scope| SocketAddrV6::new(own, port, 0, scope);
+    for [near, far] in [[0, 0], [0, 7], [7, 0], [7, 8]] {
+        let (client, server) = (Node::new(&context), Node::new(&context));
+        let listener = Listener::bind(&server.channel, at(0, far)).unwrap();
+        let resolved = client.channel.resolve(at(listener.local_address().port(), near)).unwrap();
+        let connecting = resolved.connect(client.queue_pair(), b"").unwrap();
+        let request = listener.incoming(LIMIT).unwrap();
+        let accepted = request.prepare(server.queue_pair()).unwrap().accept(b"").unwrap();
+        let active = connecting.wait(LIMIT).unwrap().establish().unwrap();
+        drop((active, accepted.wait(LIMIT).unwrap()));
+    }
+    // A device that listens at no address of the IP version reaches no other host.
+    let host = Host::new();
+    let channel = EventChannel::open(&host.context).unwrap();
+    let error = channel.resolve(("fe80::9", 7471)).unwrap_err();
+    assert!(matches!(error, Error::NoRoute { .. }), "{error}");
 }
