@@ -25,13 +25,14 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// The parts that do not run on a lossy network, because they use unreliable connections or
 /// datagrams.
-const UNRELIABLE: [&str; 8] = [
+const UNRELIABLE: [&str; 9] = [
     "address_handles",
     "concurrency",
     "datagram_errors",
     "datagrams",
     "extended_posts",
     "multicast",
+    "services",
     "unreliable",
     "unreliable_errors",
 ];
@@ -39,7 +40,8 @@ const UNRELIABLE: [&str; 8] = [
 /// The parts among [`UNRELIABLE`] that use only unreliable connections.
 const UNRELIABLE_CONNECTIONS: [&str; 2] = ["unreliable", "unreliable_errors"];
 /// The parts among [`UNRELIABLE`] that use only datagrams.
-const DATAGRAMS: [&str; 4] = ["address_handles", "datagram_errors", "datagrams", "multicast"];
+const DATAGRAMS: [&str; 5] =
+    ["address_handles", "datagram_errors", "datagrams", "multicast", "services"];
 
 impl Case {
     /// Returns the unreliable type of queue pair that every case of this part needs. If there is

@@ -56,6 +56,7 @@ const PARTS: &[&[Case]] = &[
     completion::resizing::CASES,
     request::sends::CASES,
     channel::servers::CASES,
+    datagram::services::CASES,
     shared_queue::shared_receive_queues::CASES,
     shared_queue::shared_receives::CASES,
     completion::sharing::CASES,

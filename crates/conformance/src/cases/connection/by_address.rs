@@ -4,10 +4,11 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::thread;
 use std::time::Duration;
 
-use rdma_channel::Channel;
+use rdma_async::{ConnectionOptions, Driver};
 use rdma_channel::prelude::*;
+use rdma_channel::{Channel, LeftReason, ServerEvent};
 use rdma_cm::{Connection, End, Error, EventChannel, Listener, PreparedQueuePair, Reason};
-use rdma_mem::{Context, ProtectionDomain};
+use rdma_mem::{BufferPool, Context, ProtectionDomain};
 use rdma_qp::{CompletionQueue, QpState, ReceiveWorkRequest, SendWorkRequest};
 
 use crate::case::cases;
@@ -16,6 +17,8 @@ use crate::device::Device;
 cases![
     an_address_and_a_port_connect_two_queue_pairs,
     channels_exchange_messages,
+    a_server_answers_its_client,
+    futures_exchange_messages,
     a_port_without_a_listener_rejects,
     a_rejection_has_its_private_data,
     an_end_that_is_dropped_disconnects_its_peer,
@@ -23,7 +26,7 @@ cases![
 ];
 
 /// The limit for all waits; only a hanging case reaches it.
-const BOUND: Duration = Duration::from_secs(60);
+pub(in crate::cases) const BOUND: Duration = Duration::from_secs(60);
 
 struct Node {
     pd: ProtectionDomain,
@@ -34,7 +37,7 @@ struct Node {
 
 /// Opens the device. Skips the case if its connections need something that is missing. That is a
 /// failure on SoftRoCE, whose machine has both.
-fn open(device: &Device) -> (Context, EventChannel) {
+pub(in crate::cases) fn open(device: &Device) -> (Context, EventChannel) {
     let context = rdma_mem::open_device(&**device).unwrap();
     match EventChannel::open(&context) {
         Ok(channel) => (context, channel),
@@ -46,11 +49,14 @@ fn open(device: &Device) -> (Context, EventChannel) {
     }
 }
 
+/// Returns the device's IPv4 address, if its port has one.
+pub(in crate::cases) fn own_address(context: &Context) -> Option<Ipv4Addr> {
+    context.gid_table().unwrap().iter().find_map(|entry| entry.gid.to_ipv4())
+}
+
 /// Returns an address of the device, or localhost if its port has no IPv4 address.
-fn address_of(context: &Context) -> IpAddr {
-    let table = context.gid_table().unwrap();
-    let own = table.iter().find_map(|entry| entry.gid.to_ipv4());
-    own.unwrap_or(Ipv4Addr::LOCALHOST).into()
+pub(in crate::cases) fn address_of(context: &Context) -> IpAddr {
+    own_address(context).unwrap_or(Ipv4Addr::LOCALHOST).into()
 }
 
 impl Node {
@@ -115,6 +121,65 @@ fn channels_exchange_messages(device: &Device) {
     assert_eq!(received.immediate_data(), Some(1));
     channel.send(SendWorkRequest::only_immediate(2)).unwrap();
     client.join().unwrap();
+}
+
+fn a_server_answers_its_client(device: &Device) {
+    let (context, _) = open(device);
+    let (pd, ip) = (context.allocate_pd().unwrap(), address_of(&context));
+    let mut server = pd.create_server().bind_cm((ip, 0)).unwrap();
+    let address = server.local_addr();
+    let client = thread::spawn(move || {
+        let mut channel = Channel::connect_cm(address, &pd).unwrap();
+        let mut memory = pd.allocate_region(4).unwrap();
+        memory.copy_from_slice(b"ping");
+        channel.send_from(&memory).unwrap();
+        assert_eq!(channel.receive_into(&mut memory).unwrap(), 4);
+        assert_eq!(*memory, *b"pong");
+    });
+    let mut has_left = false;
+    while !has_left {
+        match server.next(Some(BOUND)).unwrap().expect("an event") {
+            ServerEvent::Message { peer, mut buffer, length, .. } => {
+                assert_eq!(buffer[..length], *b"ping");
+                buffer[..4].copy_from_slice(b"pong");
+                server.send(peer, buffer, 4).unwrap();
+            }
+            // The kernel's rdma_cm reports no private data of a DREQ, so a killed client is not distinguished.
+            ServerEvent::Left { reason, .. } => {
+                assert!(matches!(reason, LeftReason::Gone { .. }), "{reason:?}");
+                has_left = true;
+            }
+            _ => {}
+        }
+    }
+    client.join().unwrap();
+}
+
+fn futures_exchange_messages(device: &Device) {
+    let (context, _) = open(device);
+    let (pd, ip) = (context.allocate_pd().unwrap(), address_of(&context));
+    let exchange = async {
+        let driver = Driver::spawn(&context).unwrap();
+        let options = || ConnectionOptions::from(pd.create_qp()).rendezvous_timeout(BOUND);
+        let listener = driver.listen_cm((ip, 0), options().user_bytes(b"welcome")).await.unwrap();
+        let connect = driver.connect_cm(listener.local_addr(), options());
+        let (client, server) = tokio::join!(connect, listener.accept());
+        let ((client, greeting), server) = (client.unwrap(), server.unwrap());
+        assert_eq!(*greeting, *b"welcome");
+        let pool = BufferPool::new(&pd);
+        for (from, to) in [(&client, &server), (&server, &client)] {
+            let receive = to.receive(pool.allocate(64).unwrap()).post().await.unwrap();
+            let mut message = pool.allocate(5).unwrap();
+            message.copy_from_slice(b"hello");
+            from.send(message).await.unwrap();
+            let received = receive.await.unwrap();
+            assert_eq!(received.memory[..received.length], *b"hello");
+        }
+        drop(client);
+        assert!(server.receive(pool.allocate(64).unwrap()).await.is_err());
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(BOUND, exchange).await.unwrap() });
 }
 
 fn a_port_without_a_listener_rejects(device: &Device) {
