@@ -78,7 +78,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let (script, ends) = (root.join(GUEST), args.ends.name());
     let words: [OsString; 6] =
         ["sh".into(), script.into(), ends.into(), built.into(), dropin.into(), runs.into()];
-    softroce.run(&words, Run { limit: Some(Duration::from_secs(args.timeout)), machine: true })
+    let limit = Some(Duration::from_secs(args.timeout));
+    softroce.run(&words, Run { limit, machine: true, siw: false })
 }
 
 /// Returns a selection of runs that contains each MTU, each address family and each loss at least

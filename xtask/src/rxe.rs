@@ -16,7 +16,7 @@ use crate::tree;
 pub(crate) struct SetupArgs {
     /// Only print the device's name and where it is, as `DEVICE PLACE`; fails if SoftRoCE was not
     /// set up
-    #[arg(long, conflicts_with_all = ["native", "machine", "install", "kernel"])]
+    #[arg(long, conflicts_with_all = ["native", "machine", "install", "kernel", "with"])]
     check: bool,
     /// Load rdma_rxe into the running kernel and add rxe0, without asking
     #[arg(long, conflicts_with = "machine")]
@@ -37,6 +37,16 @@ pub(crate) struct SetupArgs {
     /// The folder with the modules of that kernel, such as /lib/modules/VERSION
     #[arg(long, value_name = "DIR", requires = "kernel")]
     modules: Option<PathBuf>,
+    /// Also provide this device in the virtual machine
+    #[arg(long, value_name = "DEVICE", conflicts_with = "native")]
+    with: Option<Extra>,
+}
+
+/// A device beside SoftRoCE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Extra {
+    /// siw0, the kernel's software device for iWARP; its module is compiled if the kernel lacks it
+    Siw,
 }
 
 #[derive(Debug, clap::Args)]
@@ -47,6 +57,9 @@ pub(crate) struct RunArgs {
     /// Run in the virtual machine even if the running kernel has SoftRoCE
     #[arg(long)]
     machine: bool,
+    /// Also have this device in the virtual machine
+    #[arg(long, value_name = "DEVICE")]
+    with: Option<Extra>,
     /// The command to run, with its arguments
     #[arg(required = true, last = true, value_name = "CMD")]
     command: Vec<OsString>,
@@ -66,16 +79,19 @@ pub(crate) fn setup(args: SetupArgs) -> Result<bool> {
         machine: args.machine,
         install: args.install,
         kernel: kernel.map(|(kernel, modules)| GivenKernel { kernel, modules }),
+        siw: args.with == Some(Extra::Siw),
     };
     let place = softroce.set_up(&what, agreed)?;
     println!("ready after {:.1} s: {place}; try", start.elapsed().as_secs_f64());
-    println!("    cargo xtask rxe-run -- ibv_devinfo");
+    let with = if what.siw { "--with siw " } else { "" };
+    println!("    cargo xtask rxe-run {with}-- ibv_devinfo");
     Ok(true)
 }
 
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let limit = args.timeout.map(Duration::from_secs);
-    softroce()?.run(&args.command, Run { limit, machine: args.machine })
+    let siw = args.with == Some(Extra::Siw);
+    softroce()?.run(&args.command, Run { limit, machine: args.machine, siw })
 }
 
 pub(crate) fn teardown() -> Result<bool> {

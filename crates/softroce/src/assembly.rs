@@ -59,6 +59,7 @@ pub(super) fn made(home: &Path) -> Result<Machine> {
         tree: home.join("packages"),
         boot: home.join("boot"),
         accelerator: Accelerator::of(&accelerator).context("an unknown accelerator")?,
+        siw: None,
     })
 }
 
@@ -68,7 +69,7 @@ fn check(tree: &Path, boot: &Path) -> Result<Accelerator> {
     let mut last = None;
     for (accelerator, limit) in kvm.into_iter().chain([(Accelerator::Emulation, EMULATION_LIMIT)]) {
         println!("check: starting the machine by {}, at most {limit:?}", accelerator.name());
-        let machine = Machine { tree: tree.into(), boot: boot.into(), accelerator };
+        let machine = Machine { tree: tree.into(), boot: boot.into(), accelerator, siw: None };
         let why = match machine.run(&["true".into()], Some(limit)) {
             Ok((Ended::Status(0), _)) => return Ok(accelerator),
             Ok((Ended::Interrupted(signal), _)) => bail!("interrupted by signal {signal}"),

@@ -1,4 +1,4 @@
-# In the machine, on the host's files: makes rxe0, runs the command, reports.
+# In the machine, on the host's files: makes rxe0 and, if wanted, siw0, runs the command, reports.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 b=/run/rxe/busybox
 
@@ -23,16 +23,32 @@ ip address add 198.18.0.1/24 dev dummy0
 ip link set dummy0 mtu 4200 up
 rdma link add rxe0 type rxe netdev dummy0 || stop "no RXE device on the dummy interface"
 
-tries=0
-until $b grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state &&
-    $b grep -q ffff:c612:0001 /sys/class/infiniband/rxe0/ports/1/gids/1; do
-    tries=$((tries + 1))
-    [ $tries -lt 100 ] || stop "rxe0 does not become active"
-    $b sleep 0.1
-done
-echo "rxe: rxe0 is active"
-
 folder=$($b sed 's/.* rxe=\([^ ]*\).*/\1/' /proc/cmdline)
+if [ -d "$folder/siw" ]; then
+    # An interface of its own, since rdma_cm chooses the device by the interface's address.
+    modprobe -q -a libcrc32c iw_cm
+    modprobe -q siw || /sbin/insmod "$folder/siw/siw.ko" || stop "the kernel cannot load siw"
+    ip link add dummy1 type dummy
+    ip address add 198.18.1.1/24 dev dummy1
+    ip link set dummy1 up
+    rdma link add siw0 type siw netdev dummy1 || stop "no siw device on the dummy interface"
+fi
+
+# Waits until a condition holds.
+wait_for() {
+    what=$1 tries=0
+    shift
+    until "$@"; do
+        tries=$((tries + 1))
+        [ $tries -lt 100 ] || stop "$what does not become active"
+        $b sleep 0.1
+    done
+    echo "rxe: $what is active"
+}
+wait_for rxe0 $b grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state
+wait_for "GID 1 of rxe0" $b grep -q ffff:c612:0001 /sys/class/infiniband/rxe0/ports/1/gids/1
+[ ! -d "$folder/siw" ] || wait_for siw0 $b grep -q ACTIVE /sys/class/infiniband/siw0/ports/1/state
+
 for port in /sys/class/virtio-ports/*; do
     read -r name < "$port/name"
     $b ln -s "/dev/${port##*/}" "/run/rxe/port-$name"

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 
 use super::choice::{Device, Host, Module};
 
+/// The module of SoftRoCE.
+const RXE: &str = "rdma_rxe";
+
 /// Inspects the machine. Changes nothing.
 pub(super) fn look() -> Host {
     let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
@@ -59,9 +62,9 @@ fn trouble(at: &Path, sys: &Path, dev: &Path) -> Option<String> {
 /// Looks for `rdma_rxe` in the running kernel and among its modules. All paths are below `root`.
 fn module(root: &Path, kernel: &str) -> Module {
     let folder = root.join("lib/modules").join(kernel);
-    if root.join("sys/module/rdma_rxe").exists() || has_module(&folder, "modules.builtin") {
+    if root.join("sys/module/rdma_rxe").exists() || lists(&folder, "modules.builtin", RXE) {
         Module::Loaded
-    } else if has_module(&folder, "modules.dep") {
+    } else if lists(&folder, "modules.dep", RXE) {
         Module::Loadable
     } else {
         Module::Missing
@@ -71,13 +74,20 @@ fn module(root: &Path, kernel: &str) -> Module {
 /// Returns true if the kernel whose modules are in `folder` has `rdma_rxe`, either built in or as a
 /// module.
 pub(super) fn has_rxe(folder: &Path) -> bool {
-    ["modules.dep", "modules.builtin"].iter().any(|list| has_module(folder, list))
+    has_module(folder, RXE)
 }
 
-fn has_module(folder: &Path, list: &str) -> bool {
+/// Returns true if the kernel whose modules are in `folder` has this module, either built in or as
+/// a file.
+pub(super) fn has_module(folder: &Path, module: &str) -> bool {
+    ["modules.dep", "modules.builtin"].iter().any(|list| lists(folder, list, module))
+}
+
+fn lists(folder: &Path, list: &str, module: &str) -> bool {
     let text = fs::read_to_string(folder.join(list)).unwrap_or_default();
     let files = text.lines().filter_map(|line| line.split(':').next());
-    files.filter_map(|file| file.rsplit('/').next()).any(|file| file.starts_with("rdma_rxe.ko"))
+    let mut names = files.filter_map(|file| file.rsplit('/').next());
+    names.any(|file| file.strip_prefix(module).is_some_and(|end| end.starts_with(".ko")))
 }
 
 /// Returns true if this user may open `/dev/kvm`. A machine with KVM may still fail to start.

@@ -17,6 +17,7 @@
 //!   device.
 //! - `native`: adds the device to the running kernel.
 //! - `assembly`: builds the virtual machine in `stage`s: its `packages` and its `initramfs`.
+//! - `siw`: compiles the module of a second device, `siw0`, which speaks iWARP.
 //! - `machine`: runs a command in the virtual machine, using a `script` and the output `ports`;
 //!   `tools`: finds programs.
 
@@ -29,6 +30,7 @@ mod native;
 mod packages;
 mod ports;
 mod script;
+mod siw;
 mod stage;
 mod tools;
 
@@ -61,6 +63,9 @@ pub struct SetUp {
     pub install: bool,
     /// The kernel for the virtual machine, instead of the distribution's package.
     pub kernel: Option<GivenKernel>,
+    /// Whether to compile the kernel's iWARP device `siw`, unless the kernel of the virtual machine
+    /// has it. Implies `machine`.
+    pub siw: bool,
 }
 
 /// Options for a run.
@@ -71,6 +76,8 @@ pub struct Run {
     pub limit: Option<Duration>,
     /// Whether to run in the virtual machine even if the running kernel has SoftRoCE.
     pub machine: bool,
+    /// Whether the virtual machine also has the iWARP device `siw0`. Implies `machine`.
+    pub siw: bool,
 }
 
 /// SoftRoCE, and the folder that contains everything that was built for it.
@@ -114,8 +121,8 @@ impl SoftRoce {
     /// way. The error states what would help.
     pub fn set_up(&self, what: &SetUp, agreed: impl FnOnce() -> Result<bool>) -> Result<String> {
         let host = host::look();
-        let wish =
-            Wish { native: what.native, machine: what.machine, kernel: what.kernel.is_some() };
+        let machine = what.machine || what.siw;
+        let wish = Wish { native: what.native, machine, kernel: what.kernel.is_some() };
         let (mut way, why) = choice::choose(&host, wish)?;
         println!("{why}");
         if way == Way::Ask {
@@ -132,7 +139,11 @@ impl SoftRoce {
             Way::Machine => {
                 choice::machine(&host, wish)?;
                 let machine = assembly::make(&self.home, what.kernel.as_ref(), what.install)?;
-                format!("rxe0 in a virtual machine ({})", machine.accelerator.name())
+                let also = if what.siw { " and siw0" } else { "" };
+                if what.siw {
+                    siw::make(&self.home, &machine)?;
+                }
+                format!("rxe0{also} in a virtual machine ({})", machine.accelerator.name())
             }
         })
     }
@@ -142,15 +153,18 @@ impl SoftRoce {
     /// only if that fails.
     ///
     /// # Errors
-    /// Returns an error if SoftRoCE is not set up, or if the machine or the command cannot be
-    /// started.
+    /// Returns an error if SoftRoCE or a requested device is not set up, or if the machine or the
+    /// command cannot be started.
     pub fn run(&self, command: &[OsString], how: Run) -> Result<ExitCode> {
         let native = host::look().devices.iter().any(|device| device.trouble.is_none());
-        if native && !how.machine {
+        if native && !how.machine && !how.siw {
             return Err(replace(command, how.limit));
         }
         let _lock = self.lock(FlockOperation::NonBlockingLockShared)?;
-        let machine = assembly::made(&self.home)?;
+        let mut machine = assembly::made(&self.home)?;
+        if how.siw {
+            machine.siw = Some(siw::made(&self.home)?);
+        }
         let (ended, _) = machine.run(command, how.limit)?;
         Ok(ExitCode::from(match ended {
             Ended::Status(status) => status,

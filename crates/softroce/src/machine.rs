@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::Read as _;
+use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -26,6 +27,8 @@ pub(super) struct Machine {
     /// The folder that contains the kernel and the initramfs.
     pub(super) boot: PathBuf,
     pub(super) accelerator: Accelerator,
+    /// The folder with the module `siw` for the device `siw0`, if the machine has this device.
+    pub(super) siw: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +87,10 @@ impl Machine {
     ) -> Result<(Ended, String)> {
         let folder = tempfile::Builder::new().prefix("rxe-").tempdir()?;
         script::write(&folder.path().join("command"), command)?;
+        if let Some(siw) = &self.siw {
+            // The guest has the host's files under the same paths.
+            symlink(siw, folder.path().join("siw"))?;
+        }
         let (sender, events) = channel();
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
         let handle = signals.handle();

@@ -24,6 +24,9 @@ const GUEST: [&str; 5] =
 /// modules.
 const UNPACKERS: [&str; 2] = ["xz-utils", "zstd"];
 
+/// The prefixes of the names of the kernel's packages that are needed to compile a module.
+const PARTS_OF_SOURCE: [&str; 3] = ["linux-headers-", "linux-kbuild-", "linux-source-"];
+
 /// The file that lists the packages in the folder of [`unpack_packages`].
 pub const VERSIONS: &str = "versions";
 
@@ -188,6 +191,35 @@ fn with_apt(tree: &Path, choose: impl FnOnce(&Apt) -> Result<Vec<String>>) -> Re
     Ok(debs)
 }
 
+/// Fills `tree` with what compiling a module of the distribution's kernel `version` needs: its
+/// headers, its source (as an archive), and the missing compilers.
+pub(super) fn unpack_kernel_source(tree: &Path, version: &str) -> Result<()> {
+    link_as_the_host_does(tree, Path::new("/"))?;
+    let (headers, source) = (format!("linux-headers-{version}"), source_package(version));
+    let debs = with_apt(tree, |apt| {
+        let parts = apt.with_dependencies(&[&headers, &source], &PARTS_OF_SOURCE)?;
+        Ok(merged(parts, apt.missing(&[&headers, "make", "xz-utils"])?))
+    });
+    debs.map(drop).with_context(|| {
+        format!(
+            "getting the source of kernel {version}; if the archives have a newer kernel, run \
+             `cargo xtask rxe-teardown`, and then this again"
+        )
+    })
+}
+
+/// Returns the name of the package with the source of the kernel `version`.
+fn source_package(version: &str) -> String {
+    let numbers: Vec<_> = version.split('.').take(2).collect();
+    format!("linux-source-{}", numbers.join("."))
+}
+
+/// Adds those of the `missing` packages that are no part of the kernel to the kernel's `parts`.
+fn merged(mut parts: Vec<String>, missing: Vec<String>) -> Vec<String> {
+    parts.extend(missing.into_iter().filter(|name| !name.starts_with("linux-")));
+    parts
+}
+
 fn ensure_space(folder: &Path) -> Result<()> {
     let room = rustix::fs::statvfs(folder)?;
     let free_mib = (room.f_bavail * room.f_frsize) >> 20;
@@ -251,12 +283,18 @@ impl Apt<'_> {
 
     /// Returns the kernel packages on which `package` depends, including those that are installed.
     fn kernel(&self, package: &str) -> Result<Vec<String>> {
+        // The image and the modules, but not the firmware or the boot loader.
+        self.with_dependencies(&[package], &["linux-image-", "linux-modules-"])
+    }
+
+    /// Returns the packages that `packages` depend on and whose names begin with one of these
+    /// prefixes, including those that are installed.
+    fn with_dependencies(&self, packages: &[&str], prefixes: &[&str]) -> Result<Vec<String>> {
         let mut command = self.get("install");
-        command.args(["-o", "Dir::State::status=/dev/null", "--simulate", package]);
+        command.args(["-o", "Dir::State::status=/dev/null", "--simulate"]).args(packages);
         let text = done(&mut command).context(ARCHIVES)?;
         let mut parts = to_install(&text);
-        // Keeps the image and the modules, but not the firmware or the boot loader.
-        parts.retain(|name| name.starts_with("linux-image-") || name.starts_with("linux-modules-"));
+        parts.retain(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)));
         Ok(parts)
     }
 }
@@ -299,6 +337,15 @@ mod tests {
         assert_eq!(kernel_package("debian", ""), "linux-image-amd64");
         assert_eq!(kernel_package("ubuntu", "debian"), "linux-image-generic");
         assert_eq!(kernel_package("linuxmint", "ubuntu debian"), "linux-image-generic");
+    }
+
+    #[test]
+    fn the_source_is_of_the_kernel_and_compilers_are_those_that_are_missing() {
+        assert_eq!(source_package("6.1.0-56-amd64"), "linux-source-6.1");
+        let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let missing = names(&["linux-headers-6.1.0-56-amd64=1", "gcc-12=12.2"]);
+        let all = merged(names(&["linux-headers-6.1.0-56-amd64=1", "linux-source-6.1=1"]), missing);
+        assert_eq!(all, ["linux-headers-6.1.0-56-amd64=1", "linux-source-6.1=1", "gcc-12=12.2"]);
     }
 
     #[test]
