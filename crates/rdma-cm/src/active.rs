@@ -10,7 +10,7 @@ use rdma_qp::{PreparedQueuePair, QueuePair};
 
 use crate::channel::end_of;
 use crate::connection::Connection;
-use crate::engine::managed;
+use crate::engine::managed::{self, Half};
 use crate::engine::path::{Request, ip_of};
 use crate::engine::{Engine, Handle};
 use crate::error::{End, Error, check_private_data};
@@ -157,6 +157,7 @@ impl Resolved {
             let Address { source, id } = &**reached;
             let resolved = id.lock().unwrap_or_else(PoisonError::into_inner).take();
             let request = managed::Request::new(&queue_pair, private_data)?;
+            let queue_pair = Half::new(queue_pair)?;
             let handle = self.engine.connect_managed(resolved, (*source, self.address), request)?;
             return Ok(Connecting { queue_pair, handle });
         }
@@ -165,6 +166,7 @@ impl Resolved {
         }
         let device = self.context().device().name();
         let request = Request::new(device, &queue_pair, self.address, self.source, private_data)?;
+        let queue_pair = Half::Prepared(Box::new(queue_pair));
         Ok(Connecting { queue_pair, handle: self.engine.connect(request)? })
     }
 }
@@ -179,7 +181,7 @@ impl std::fmt::Debug for Resolved {
 #[derive(Debug)]
 #[must_use = "dropping it cancels the request"]
 pub struct Connecting {
-    queue_pair: PreparedQueuePair,
+    queue_pair: Half,
     handle: Handle,
 }
 

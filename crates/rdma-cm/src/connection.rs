@@ -85,8 +85,14 @@ impl Connection {
     pub fn disconnect(self, private_data: &[u8]) -> Result<Disconnecting, Error> {
         check_private_data("DREQ", private_data, Self::MAX_PRIVATE_DATA)?;
         let Self { queue_pair, handle } = self;
-        queue_pair.to_error()?;
-        handle.engine.disconnect(handle.token, private_data)?;
+        if handle.engine.is_iwarp() {
+            // The kernel closes the TCP connection, which it would otherwise reset.
+            handle.engine.disconnect(handle.token, private_data)?;
+            queue_pair.to_error()?;
+        } else {
+            queue_pair.to_error()?;
+            handle.engine.disconnect(handle.token, private_data)?;
+        }
         Ok(Disconnecting { queue_pair, handle })
     }
 }

@@ -249,6 +249,12 @@ pub enum Error {
         /// The type.
         qp_type: QueuePairType,
     },
+    /// The device speaks iWARP, which has neither datagrams nor multicast groups.
+    #[error("`{device}` speaks iWARP, which has no datagrams: use connections, or another device")]
+    NoDatagrams {
+        /// The device.
+        device: String,
+    },
     /// The module [`unmanaged`](crate::unmanaged) has connections of software devices only. Of other devices, it has
     /// datagram services.
     #[error(
@@ -332,7 +338,7 @@ pub enum Error {
 rdma_types::debug_messages!(enum Error {
     Ended(it), TimedOut { awaited, limit }, Closed, Resolve(it), NotThisHost { address, device },
     NoRoute { address, device }, OtherDevice { address, device, found }, NotGroup { address }, NotOwn { address },
-    NotReliable { qp_type }, Managed { device }, QueueKey { qkey }, Library(it), NoKernel { source },
+    NotReliable { qp_type }, NoDatagrams { device }, Managed { device }, QueueKey { qkey }, Library(it), NoKernel { source },
     PortInUse { port, device }, PortReserved { port }, PrivateData { message, length, most }, Mtu { own, peer },
     NotConnected { qp_type }, NoAddress { device }, OtherQueuePair { device, found }, QueuePairInUse { qpn },
     TooManyConnections { most }, Memory(it), Connect(it), System { tried, source },

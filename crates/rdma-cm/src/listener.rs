@@ -12,6 +12,7 @@ use rdma_qp::{PreparedQueuePair, QueuePair};
 use crate::channel::{EventChannel, end_of};
 use crate::connection::Connection;
 use crate::engine::Handle;
+use crate::engine::managed::Half;
 use crate::error::{End, Error, check_private_data};
 use crate::event::{Event, IdToken};
 use crate::happening::{Happening, Requested};
@@ -175,7 +176,7 @@ impl ConnectionRequest {
         }
         let own = Parameters::of(&queue_pair);
         Ok(Accepting {
-            queue_pair: self.handle.connect(queue_pair, &peer)?,
+            queue_pair: self.handle.connect(Half::new(queue_pair)?, &peer)?,
             handle: self.handle,
             own,
         })

@@ -88,16 +88,33 @@ pub enum Error {
         /// The requested type.
         qp_type: QpType,
     },
-    /// This library supports only InfiniBand devices (including RoCE), and the device uses another transport.
+    /// This library supports only devices of InfiniBand, RoCE and iWARP, and the device uses another transport.
     #[error(
-        "`{device}` uses {transport}, which this library does not support: it supports InfiniBand \
-         and RoCE"
+        "`{device}` uses {transport}, which this library does not support: it supports InfiniBand, \
+         RoCE and iWARP"
     )]
     UnsupportedTransport {
         /// The device.
         device: String,
         /// Its transport.
         transport: TransportType,
+    },
+    /// The device speaks iWARP, which has only reliable connections.
+    #[error("`{device}` speaks iWARP, which has no {qp_type} queue pairs: use RC")]
+    LackedByIwarp {
+        /// The device.
+        device: String,
+        /// The requested type.
+        qp_type: QpType,
+    },
+    /// The device speaks iWARP, whose queue pairs only the kernel's rdma_cm connects.
+    #[error(
+        "`{device}` speaks iWARP, whose queue pairs have no endpoints to exchange: connect by address \
+         and port with `rdma_cm`, or `connect_cm` of a channel"
+    )]
+    OnlyByAddress {
+        /// The device.
+        device: String,
     },
     /// A datagram (UD) queue pair was passed to a function that needs a connected one.
     #[error(
@@ -278,7 +295,8 @@ rdma_types::debug_messages!(enum Error {
     Verb(it), Memory(it), Poll(it), Transition { qpn, from, to, source },
     NoTransition { qpn, from, to }, Attributes { qpn, from, to, lacking, forbidden }, Post(it),
     DrainTimedOut { qpn, timeout }, Handshake(it), UnsupportedType { qp_type },
-    UnsupportedTransport { device, transport }, NotConnected, NotDatagrams { qp_type },
+    UnsupportedTransport { device, transport }, LackedByIwarp { device, qp_type }, OnlyByAddress { device },
+    NotConnected, NotDatagrams { qp_type },
     NoDatagram { qpn }, Missing { knob }, ForeignCompletionQueue { knob },
     ForeignSharedReceiveQueue, SharedReceives, LimitTooLarge { limit, max_wr },
     CompletionQueueTooSmall { knob, capacity, needed }, NoCompletionChannel,

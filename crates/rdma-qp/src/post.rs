@@ -7,6 +7,7 @@ mod check;
 pub(crate) mod error;
 pub(crate) mod extended;
 mod list;
+pub(crate) mod operations;
 mod service;
 mod srq;
 pub(crate) mod stand_in;

@@ -2,6 +2,7 @@
 
 mod candidates;
 mod entry;
+mod iwarp;
 mod library;
 mod resolution;
 
@@ -15,13 +16,15 @@ use std::time::Duration;
 use rdma_mem::Mtu;
 use rdma_proto::cm::wire::{Reason, Rejection, Resolution, SidrStatus};
 use rdma_proto::cm::{Address, PortSpace};
-use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairEndpoint};
+use rdma_qp::{QueuePair, QueuePairEndpoint};
 use rdma_sys::Errno;
 use rdma_types::{AckTimeout, Gid, Lid, Psn, Qpn};
 
 pub(crate) use self::entry::Request;
+pub(crate) use self::iwarp::Half;
 
 use self::entry::{Entry, JOIN, Stage, check_type, endpoint_of, parameters_of};
+use self::iwarp::{check_datagrams, is_iwarp};
 use self::library::{Channel, Id, RESOLVE_MS, Received, gid_of_path, system_error};
 use super::files::Watch;
 use super::groups::source_to;
@@ -131,6 +134,11 @@ impl Engine {
         })
     }
 
+    /// Returns true if the device speaks iWARP.
+    pub(crate) fn is_iwarp(&self) -> bool {
+        is_iwarp(self.context())
+    }
+
     /// Returns an error if connections of the device pass through the kernel's rdma_cm.
     pub(crate) fn check_unmanaged(&self) -> Result<(), Error> {
         if self.is_managed {
@@ -198,6 +206,7 @@ impl Engine {
 
     /// Returns the route to a datagram service. Waits for the kernel, for at most 30 s.
     pub(crate) fn route_managed(self: &Arc<Self>, to: SocketAddr) -> Result<Route, Error> {
+        check_datagrams(self.context())?;
         let handle = self.reach(PortSpace::Udp, &[to], true)?;
         handle.reached(RESOLVED_WITHIN)?;
         self.manage(handle.token, "read the route", |entry| {
@@ -213,6 +222,9 @@ impl Engine {
         options: BindOptions,
     ) -> Result<(Handle, u16), Error> {
         self.check_process()?;
+        if space == PortSpace::Udp {
+            check_datagrams(self.context())?;
+        }
         let device = || self.context().device().name().to_owned();
         let (mut other, mut port) = (None, address.port());
         let begun = self.begin(space, Stage::Listening, |entry| {
@@ -290,6 +302,7 @@ impl Engine {
         source: Option<IpAddr>,
     ) -> Result<Handle, Error> {
         self.check_process()?;
+        check_datagrams(self.context())?;
         let group = group.to_canonical();
         if !group.is_multicast() {
             return Err(Error::NotGroup { address: group });
@@ -326,6 +339,9 @@ impl Engine {
             let Some(managed) = &mut state.managed else { return };
             let name = || NEXT.fetch_add(1, Ordering::Relaxed);
             let Some(mut received) = managed.channel.next(name) else { return };
+            if self.is_iwarp() {
+                iwarp::pad(&mut received);
+            }
             let token = received.token;
             if let Some(id) = received.request.take() {
                 if let Some(requested) = self.requested(managed, token, id, received) {
@@ -357,32 +373,18 @@ impl Engine {
         if received.datagram.is_some() {
             return self.queried(managed, listener, id, received.private_data);
         }
-        let [own, other] = id.addresses();
-        let (own, other) = own.zip(other)?;
         let bound = managed.entries.get(&listener)?.bound?;
-        let [_, rtr, _] = id.attributes().ok()?;
-        let port = self.context().query_port(rtr.ah_attr.port_num).ok()?;
-        let (lid, gid) = (Lid::new(rtr.ah_attr.dlid), gid_of_path(&rtr.ah_attr));
-        let (remote, gid_type) = end_at(port.link_layer, lid, gid);
-        let is_outside = !self.is_of_this_host(other.ip(), remote);
+        let route = if self.is_iwarp() {
+            let [_, other] = id.addresses();
+            iwarp::route_of(self.context(), &id, !is_of_interface(other?.ip()))?
+        } else {
+            self.route_of_request(&id)?
+        };
         // For the kernel's rdma_cm, the loopback addresses stand for all addresses.
-        if bound.is_loopback() && is_outside {
+        if bound.is_loopback() && route.is_outside {
             return None;
         }
-        let mtu = u8::try_from(rtr.path_mtu.0).ok().and_then(Mtu::from_code)?;
-        let parameters = parameters_of(&received.parameters);
-        let [own_gid, _] = id.gids();
-        let route = Route {
-            local: Address::Gid(own_gid),
-            remote,
-            gid_type,
-            mtu,
-            traffic_class: rtr.ah_attr.grh.traffic_class,
-            ack_timeout: AckTimeout::default(),
-            source: own,
-            destination: other,
-            is_outside,
-        };
+        let (mtu, parameters) = (route.mtu, parameters_of(&received.parameters));
         let peer = id.token();
         let entry = managed.add(id, Stage::Requested);
         entry.listener = Some(listener);
@@ -395,6 +397,28 @@ impl Engine {
             route,
             private_data: received.private_data,
         })))
+    }
+
+    /// Returns the route to the other end of a request, with the path in the REQ.
+    fn route_of_request(&self, id: &Id) -> Option<Route> {
+        let [own, other] = id.addresses();
+        let (source, destination) = own.zip(other)?;
+        let [_, rtr, _] = id.attributes().ok()?;
+        let port = self.context().query_port(rtr.ah_attr.port_num).ok()?;
+        let (lid, gid) = (Lid::new(rtr.ah_attr.dlid), gid_of_path(&rtr.ah_attr));
+        let (remote, gid_type) = end_at(port.link_layer, lid, gid);
+        let [local, _] = id.gids();
+        Some(Route {
+            local: Address::Gid(local),
+            remote,
+            gid_type,
+            mtu: u8::try_from(rtr.path_mtu.0).ok().and_then(Mtu::from_code)?,
+            traffic_class: rtr.ah_attr.grh.traffic_class,
+            ack_timeout: AckTimeout::default(),
+            source,
+            destination,
+            is_outside: !self.is_of_this_host(destination.ip(), remote),
+        })
     }
 
     /// Adds a query.
@@ -447,12 +471,17 @@ impl Engine {
 }
 
 impl Handle {
-    /// Connects a queue pair to the peer's, through the states `INIT`, `RTR` and `RTS`.
+    /// Connects a queue pair to the peer's, through the states `INIT`, `RTR` and `RTS`. On iWARP, the kernel connects it
+    /// later, or has connected it.
     pub(crate) fn connect(
         &self,
-        queue_pair: PreparedQueuePair,
+        queue_pair: Half,
         peer: &QueuePairEndpoint,
     ) -> Result<QueuePair, Error> {
+        let queue_pair = match queue_pair {
+            Half::Prepared(queue_pair) => *queue_pair,
+            Half::Initialized(queue_pair) => return Ok(*queue_pair),
+        };
         if !self.engine.is_managed {
             return Ok(connect(queue_pair, peer)?);
         }
@@ -514,7 +543,9 @@ impl Handle {
             return self.change(|peer, _| peer.ready());
         }
         self.engine.manage(self.token, "establish the connection", |entry| {
-            entry.id.establish()?;
+            if !self.engine.is_iwarp() {
+                entry.id.establish()?;
+            }
             entry.stage = Stage::Established;
             Ok(())
         })

@@ -66,10 +66,10 @@ impl Bounds {
 
 /// Returns a limit that checks two things in one comparison. If a request has fewer elements than this limit, it does
 /// not have too many, and its queue pair supports all kinds of requests. The limit is 0 except for RC on a device with
-/// atomic operations.
-pub(crate) const fn usual_sge(qp_type: QpType, has_atomics: bool, max_send_sge: u32) -> u32 {
+/// all operations.
+pub(crate) const fn usual_sge(qp_type: QpType, has_all: bool, max_send_sge: u32) -> u32 {
     match qp_type {
-        QpType::RC if has_atomics => max_send_sge.saturating_add(1),
+        QpType::RC if has_all => max_send_sge.saturating_add(1),
         _ => 0,
     }
 }
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn only_reliable_connections_with_atomics_have_usual_requests() {
+    fn only_reliable_connections_with_all_operations_have_usual_requests() {
         assert_eq!(usual_sge(QpType::RC, true, 4), 5);
         assert_eq!(usual_sge(QpType::RC, false, 4), 0);
         assert_eq!([QpType::UC, QpType::UD].map(|qp_type| usual_sge(qp_type, true, 4)), [0, 0]);

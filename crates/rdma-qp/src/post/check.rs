@@ -153,6 +153,10 @@ impl Doubtful<'_, '_> {
         let Self { opcode, bounds, elements, inline, domains, .. } = this;
         let (bytes, remote) = bounds.parts();
         check_service(qp, opcode, bytes, handle)?;
+        let is_read = opcode == ibv_wr_opcode::IBV_WR_RDMA_READ;
+        if is_read && elements > 1 && qp.operations().is_iwarp {
+            return Err(PostError::new(0, Reason::OneElementPerRead { elements }));
+        }
         let fits = fits(qp, bytes, remote, inline, domains);
         if fits && elements <= qp.limits().max_send_sge { Ok(()) } else { Err(this.why(qp)) }
     }

@@ -57,7 +57,9 @@ pub(crate) enum Reason {
     ForeignHandle,
     LongerThanMtu { bytes: u64, mtu: Mtu },
     Opcode { opcode: &'static str, qp_type: QpType },
-    NoAtomics,
+    NoAtomics { is_iwarp: bool },
+    NoImmediates,
+    OneElementPerRead { elements: u32 },
     Verb { verb: &'static str, errno: Errno },
 }
 
@@ -95,6 +97,8 @@ pub enum PostErrorKind {
     Opcode,
     /// The device has no atomic operations.
     NoAtomics,
+    /// The request has immediate data, and the device speaks iWARP, which has none.
+    NoImmediates,
     /// The queue is full: poll completions first, then post again. The queue pair is still usable.
     WouldBlock,
     /// The provider refused for another reason.
@@ -138,7 +142,9 @@ impl PostError {
     pub const fn kind(&self) -> PostErrorKind {
         match *self.reason.get() {
             Reason::RemoteTooShort { .. } => PostErrorKind::RemoteTooShort,
-            Reason::TooManyElements { .. } => PostErrorKind::TooManyElements,
+            Reason::TooManyElements { .. } | Reason::OneElementPerRead { .. } => {
+                PostErrorKind::TooManyElements
+            }
             Reason::TooMuchInline { .. } => PostErrorKind::TooMuchInline,
             Reason::WrongDomain { .. } => PostErrorKind::WrongDomain,
             Reason::Misaligned { .. } => PostErrorKind::Misaligned,
@@ -150,7 +156,8 @@ impl PostError {
             Reason::ForeignHandle => PostErrorKind::ForeignHandle,
             Reason::LongerThanMtu { .. } => PostErrorKind::LongerThanMtu,
             Reason::Opcode { .. } => PostErrorKind::Opcode,
-            Reason::NoAtomics => PostErrorKind::NoAtomics,
+            Reason::NoAtomics { .. } => PostErrorKind::NoAtomics,
+            Reason::NoImmediates => PostErrorKind::NoImmediates,
             Reason::Verb { errno: Errno::ENOMEM, .. } => PostErrorKind::WouldBlock,
             Reason::Verb { .. } => PostErrorKind::Refused,
         }
@@ -245,9 +252,37 @@ impl fmt::Display for Reason {
                 "a datagram of {bytes} bytes does not fit into the MTU of {mtu}: send several, or \
                  use a connection"
             ),
-            Self::NoAtomics => f.write_str(
-                "the device has no atomic operations: ask the peer with messages to change its \
-                 memory, or use another device",
+            Self::NoAtomics { .. }
+            | Self::NoImmediates
+            | Self::OneElementPerRead { .. }
+            | Self::Opcode { .. } => self.fmt_unsupported(f),
+            Self::Verb { verb, errno } => {
+                write!(f, "{verb}: {errno}")?;
+                f.write_str(refusal_hint(errno))
+            }
+        }
+    }
+}
+
+impl Reason {
+    /// Writes which operation the device or the queue pair does not support.
+    fn fmt_unsupported(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::NoAtomics { is_iwarp } => {
+                let which = if is_iwarp { "the device speaks iWARP, which" } else { "the device" };
+                write!(
+                    f,
+                    "{which} has no atomic operations: ask the peer with messages to change its \
+                     memory, or use another device"
+                )
+            }
+            Self::NoImmediates => f.write_str(
+                "the device speaks iWARP, which has no immediate data: send the value as a message",
+            ),
+            Self::OneElementPerRead { elements } => write!(
+                f,
+                "the RDMA read has {elements} elements, but the device speaks iWARP, which reads \
+                 into one: post a read for each element"
             ),
             Self::Opcode { opcode, qp_type } => {
                 let carried = if qp_type == QpType::UD {
@@ -261,10 +296,7 @@ impl fmt::Display for Reason {
                      only {carried}"
                 )
             }
-            Self::Verb { verb, errno } => {
-                write!(f, "{verb}: {errno}")?;
-                f.write_str(refusal_hint(errno))
-            }
+            _ => Ok(()),
         }
     }
 }

@@ -4,6 +4,7 @@ use rdma_sys::{ibv_pd, ibv_wr_opcode};
 use rdma_types::QpType;
 
 use crate::post::error::{PostError, Reason};
+use crate::post::operations::Operations;
 use crate::qp::queue_pair::QueuePair;
 
 /// Checks that the queue pair supports the operation, and that the request has a valid destination if, and only if, the
@@ -19,8 +20,12 @@ pub(crate) fn check_service(
     if !carries(qp_type, opcode) {
         return refuse(Reason::Opcode { opcode: name(opcode), qp_type });
     }
-    if is_atomic(opcode) && !qp.has_atomics() {
-        return refuse(Reason::NoAtomics);
+    let Operations { has_atomics, is_iwarp } = qp.operations();
+    if is_atomic(opcode) && !has_atomics {
+        return refuse(Reason::NoAtomics { is_iwarp });
+    }
+    if is_iwarp && has_immediate(opcode) {
+        return refuse(Reason::NoImmediates);
     }
     match (qp.datagrams(), handle) {
         (Err(_), None) => Ok(()),
@@ -52,6 +57,14 @@ pub(crate) const fn is_atomic(opcode: ibv_wr_opcode) -> bool {
     matches!(
         opcode,
         ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP | ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD
+    )
+}
+
+/// Returns true if the request carries immediate data.
+const fn has_immediate(opcode: ibv_wr_opcode) -> bool {
+    matches!(
+        opcode,
+        ibv_wr_opcode::IBV_WR_SEND_WITH_IMM | ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM
     )
 }
 

@@ -5,8 +5,8 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ptr::{NonNull, null_mut};
 
 use rdma_mem::{
-    AccessFlags, AtomicCapability, Context, DeviceAttributes, Errno, Handle, Mtu, ObjectId,
-    Ownership, PortAttributes, PortState, VerbError,
+    AccessFlags, Context, DeviceAttributes, Errno, Handle, Mtu, ObjectId, Ownership,
+    PortAttributes, PortState, VerbError,
 };
 use rdma_sys::{ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type};
 use rdma_types::{Psn, QpType, Qpn, TransportType};
@@ -17,6 +17,7 @@ use crate::endpoint::QueuePairEndpoint;
 use crate::environment;
 use crate::error::{Error, create_hint};
 use crate::post::extended;
+use crate::post::operations::{Operations, has_atomics};
 use crate::post::stand_in::Called;
 use crate::qp::builder::QueuePairBuilder;
 use crate::qp::capabilities::QueuePairCapabilities;
@@ -167,6 +168,10 @@ fn check_type(qp_type: QpType, context: &Context) -> Result<(), Error> {
     let device = context.device();
     match device.transport_type() {
         TransportType::IB => Ok(()),
+        TransportType::IWARP => match qp_type {
+            QpType::RC => Ok(()),
+            _ => Err(Error::LackedByIwarp { device: device.name().to_owned(), qp_type }),
+        },
         transport => {
             Err(Error::UnsupportedTransport { device: device.name().to_owned(), transport })
         }
@@ -278,15 +283,11 @@ fn create(
         };
         VerbError::new("ibv_create_qp", errno).with_hint(hint)
     })?;
-    let (queues, has_atomics) = ((send_cq, recv_cq), has_atomics(device));
+    let queues = (send_cq, recv_cq);
+    let operations = Operations::of(builder.pd.context(), Some(device));
     // SAFETY: SAFETY.md F2, F9, F20: the queue pair was just created by this table, from these objects, and is not used
     // elsewhere.
-    Ok(unsafe { object(builder, queues, claims, created, (&cap, has_atomics), Ownership::Owned) })
-}
-
-/// Returns true if the device supports atomic operations.
-pub(crate) fn has_atomics(device: &DeviceAttributes) -> bool {
-    device.atomic_capability != AtomicCapability::NONE
+    Ok(unsafe { object(builder, queues, claims, created, (&cap, operations), Ownership::Owned) })
 }
 
 /// Wraps an existing queue pair.
@@ -299,7 +300,7 @@ pub(crate) unsafe fn object(
     (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
     claims: Claims,
     (raw, posted): (NonNull<ibv_qp>, Called<ibv_qp>),
-    (cap, has_atomics): (&ibv_qp_cap, bool),
+    (cap, operations): (&ibv_qp_cap, Operations),
     ownership: Ownership,
 ) -> Object {
     let needs = Needs {
@@ -322,7 +323,7 @@ pub(crate) unsafe fn object(
         // Not every provider reports 0.
         (capabilities.max_recv_wr, capabilities.max_recv_sge) = (0, 0);
     }
-    Object::new(handle, posted, (qpn, id), builder.qp_type, capabilities, has_atomics)
+    Object::new(handle, posted, (qpn, id), builder.qp_type, capabilities, operations)
 }
 
 /// Returns a random first PSN, so that packets of an old connection are not accepted by a new one.

@@ -11,6 +11,7 @@ use crate::cq::claim::Claims;
 use crate::cq::queue::CompletionQueue;
 use crate::error::{Error, modify_hint};
 use crate::post::bounds::usual_sge;
+use crate::post::operations::Operations;
 use crate::post::stand_in::Called;
 use crate::qp::capabilities::QueuePairCapabilities;
 use crate::qp::datagrams::groups::Groups;
@@ -27,8 +28,7 @@ pub(crate) struct Object {
     pub(crate) capabilities: QueuePairCapabilities,
     /// The result of [`usual_sge`].
     pub(crate) usual_sge: u32,
-    /// Whether the device has atomic operations.
-    pub(crate) has_atomics: bool,
+    pub(crate) operations: Operations,
     pub(crate) id: ObjectId,
 }
 
@@ -51,10 +51,10 @@ impl Object {
         (qpn, id): (Qpn, ObjectId),
         qp_type: QpType,
         capabilities: QueuePairCapabilities,
-        has_atomics: bool,
+        operations: Operations,
     ) -> Self {
-        let usual_sge = usual_sge(qp_type, has_atomics, capabilities.max_send_sge);
-        Self { handle, posted, qpn, qp_type, capabilities, usual_sge, has_atomics, id }
+        let usual_sge = usual_sge(qp_type, operations.are_all(), capabilities.max_send_sge);
+        Self { handle, posted, qpn, qp_type, capabilities, usual_sge, operations, id }
     }
 
     #[inline]
@@ -99,9 +99,8 @@ impl Object {
 
     #[allow(clippy::result_large_err)] // it is the queue pair itself
     pub(crate) fn close(self) -> Result<(), (Self, rdma_mem::Error)> {
-        let Self { handle, posted, qpn, qp_type, capabilities, has_atomics, id, .. } = self;
-        let back =
-            |handle| Self::new(handle, posted, (qpn, id), qp_type, capabilities, has_atomics);
+        let Self { handle, posted, qpn, qp_type, capabilities, operations, id, .. } = self;
+        let back = |handle| Self::new(handle, posted, (qpn, id), qp_type, capabilities, operations);
         handle.close().map(drop).map_err(|(handle, error)| (back(handle), error))
     }
 

@@ -243,6 +243,35 @@ impl PreparedQueuePair {
         self.connect_through(vector, attributes)
     }
 
+    /// Moves the queue pair to `INIT`, for a connection manager that makes the other transitions. On iWARP, the kernel
+    /// makes them, when `rdma_connect` or `rdma_accept` names the [QPN](QueuePairEndpoint::qpn). Until then, the queue
+    /// pair accepts only receives.
+    ///
+    /// # Errors
+    /// [`Error::Transition`] if the device refuses. [`Error::NotConnected`] for UD. After an error, the queue pair is
+    /// destroyed.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_qp::{CompletionQueue, QpState, prelude::*};
+    ///
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// let cq = CompletionQueue::create(&context, 16)?;
+    /// let prepared = context.allocate_pd()?.create_qp().send_cq(&cq).recv_cq(&cq).build()?;
+    /// let qp = prepared.initialize()?;
+    /// assert_eq!((qp.state()?, qp.peer()), (QpState::INIT, None));
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[doc(alias = "rdma_init_qp_attr")]
+    pub fn initialize(self) -> Result<QueuePair, Error> {
+        self.check_type()?;
+        let Self { object, end: OwnEnd { port, settings, .. }, .. } = self;
+        let (mut init, mask) = modify::to_init(object.qp_type, port, &settings);
+        object.modify(&mut init, mask, QpState::RESET, QpState::INIT)?;
+        Ok(QueuePair::connected_elsewhere(object))
+    }
+
     fn connect_through(
         self,
         vector: ibv_ah_attr,
@@ -261,6 +290,15 @@ impl PreparedQueuePair {
     }
 
     fn check_connected(&self) -> Result<(), Error> {
+        self.check_type()?;
+        if self.object.operations.is_iwarp {
+            let device = self.pd().context().device().name().to_owned();
+            return Err(Error::OnlyByAddress { device });
+        }
+        Ok(())
+    }
+
+    fn check_type(&self) -> Result<(), Error> {
         if self.object.qp_type == QpType::UD { Err(Error::NotConnected) } else { Ok(()) }
     }
 

@@ -9,6 +9,7 @@ use rdma_types::{QpState, QpType, Qpn};
 use crate::cq::queue::CompletionQueue;
 use crate::endpoint::connect::ConnectAttributes;
 use crate::error::Error;
+use crate::post::operations::Operations;
 use crate::qp::attributes::QueuePairAttributes;
 use crate::qp::capabilities::QueuePairCapabilities;
 use crate::qp::datagrams::groups::Groups;
@@ -145,8 +146,8 @@ impl QueuePair {
         &self.object.capabilities
     }
 
-    pub(crate) const fn has_atomics(&self) -> bool {
-        self.object.has_atomics
+    pub(crate) const fn operations(&self) -> Operations {
+        self.object.operations
     }
 
     #[inline]
@@ -169,7 +170,7 @@ impl QueuePair {
     }
 
     /// Returns the attributes of the connection to the peer. `None` for UD, which has no single
-    /// peer, and for a queue pair that was connected [elsewhere](Self::from_raw).
+    /// peer, and for a queue pair that was connected [elsewhere](Self::from_raw), or by the kernel on iWARP.
     #[must_use]
     pub const fn peer(&self) -> Option<ConnectAttributes> {
         match self.peers {

@@ -9,6 +9,7 @@ use rdma_types::QpType;
 
 use crate::cq::claim::claim;
 use crate::error::Error;
+use crate::post::operations::Operations;
 use crate::post::stand_in::Called;
 use crate::qp::attributes::QueuePairAttributes;
 use crate::qp::builder::QueuePairBuilder;
@@ -66,13 +67,12 @@ impl QueuePair {
         parents.qp_type = QpType::from_raw(unsafe { (*raw.as_ptr()).qp_type }.0);
         let queues = create::check_parents(&parents)?;
         let device = parents.pd.context().query_device();
-        // If the device's capabilities are unknown, the provider itself has to refuse unsupported requests.
-        let has_atomics = device.as_ref().map_or(true, create::has_atomics);
+        let operations = Operations::of(parents.pd.context(), device.as_ref().ok());
         let object = |cap: &ibv_qp_cap, claims, ownership| {
             let called = (raw, Called::itself(raw));
             // SAFETY: SAFETY.md F2, F6, F9: by this function's contract. Requests are posted to the queue pair itself.
             unsafe {
-                create::object(&parents, queues, claims, called, (cap, has_atomics), ownership)
+                create::object(&parents, queues, claims, called, (cap, operations), ownership)
             }
         };
         // The queue pair is only borrowed until nothing else can fail, so that an error does not destroy it.

@@ -7,10 +7,11 @@ use std::ffi::c_int;
 use std::sync::OnceLock;
 
 use crate::common::{HANG, parts};
-use rdma_mem::{Context, DeviceList, Errno};
+use rdma_mem::{Context, DeviceList, Errno, RemoteMemoryRegion};
 use rdma_qp::{
-    CompletionQueue, Error, PollSlot, QueuePairBuilder, ReceiveWorkRequest, WcOpcode,
-    WorkCompletion, WorkErrorClass, prelude::*,
+    CompletionQueue, Error, PollSlot, PostError, PostErrorKind, QpState, QueuePairBuilder,
+    QueuePairType, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WcOpcode, WorkCompletion,
+    WorkErrorClass, WriteWorkRequest, prelude::*,
 };
 use rdma_sys::{
     Verbs, ibv_cq, ibv_gid_entry, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_recv_wr,
@@ -264,7 +265,6 @@ fn a_device_that_speaks_something_else_is_refused_by_name() {
     let name = "softforeign0";
     rdma_soft::Builder::new(name).install().unwrap();
     for (transport, speaks) in [
-        (Transport::IBV_TRANSPORT_IWARP, "iWARP"),
         (Transport::IBV_TRANSPORT_USNIC_UDP, "usNIC"),
         (Transport::IBV_TRANSPORT_UNSPECIFIED, "unspecified"),
         (Transport::IBV_TRANSPORT_IB, ""),
@@ -286,6 +286,52 @@ fn a_device_that_speaks_something_else_is_refused_by_name() {
         let text = error.to_string();
         assert!(text.contains(name) && text.contains(speaks), "{text}");
     }
+}
+
+/// A device that speaks iWARP, whose queue pairs are connected here as those of the software device that it is.
+#[test]
+fn iwarp_lacks_types_immediates_and_exchanged_endpoints_by_name() {
+    use rdma_sys::ibv_transport_type as Transport;
+    rdma_soft::install();
+    let name = "softiwarp0";
+    rdma_soft::Builder::new(name).install().unwrap();
+    let context = rdma_mem::open_device(name).unwrap();
+    // SAFETY: SAFETY.md F1: a live context.
+    let device = unsafe { (*context.as_raw()).device };
+    // SAFETY: SAFETY.md F1: its device, which no other test uses.
+    unsafe { (*device).transport_type = Transport::IBV_TRANSPORT_IWARP };
+    let cq = CompletionQueue::create(&context, 64).unwrap();
+    let pd = context.allocate_pd().unwrap();
+    let builder = || pd.create_qp().send_cq(&cq).recv_cq(&cq);
+    for qp_type in [QueuePairType::UC, QueuePairType::UD] {
+        let error = builder().qp_type(qp_type).build().unwrap_err();
+        assert!(matches!(error, Error::LackedByIwarp { .. }), "{error:?}");
+        assert!(error.to_string().contains(&format!("no {qp_type} queue pairs")), "{error}");
+    }
+    let endpoint = builder().build().unwrap().endpoint();
+    let error = builder().build().unwrap().handshake(endpoint).unwrap_err();
+    assert!(matches!(&error, Error::OnlyByAddress { device } if device == name), "{error:?}");
+
+    let qp = builder().build().unwrap().initialize().unwrap();
+    assert_eq!((qp.state().unwrap(), qp.peer()), (QpState::INIT, None));
+    let mut region = pd.allocate_region(16).unwrap();
+    let remote = RemoteMemoryRegion::new(0x1000, 16, 1);
+    let refused = |posted: Result<(), PostError>, kind| {
+        let error = posted.unwrap_err();
+        assert_eq!((error.kind(), error.posted()), (kind, 0));
+        assert!(error.to_string().contains("iWARP"), "{error}");
+    };
+    // SAFETY: the requests are refused, and have no memory.
+    let posted = unsafe { qp.post_send(SendWorkRequest::only_immediate(1), 1) };
+    refused(posted, PostErrorKind::NoImmediates);
+    let write = WriteWorkRequest::new(&[], remote).with_immediate(1);
+    // SAFETY: as above.
+    refused(unsafe { qp.post_write(write, 1) }, PostErrorKind::NoImmediates);
+    let (mut one, mut other) = region.get_mut(0, 16).unwrap().split_at(8);
+    let mut elements = [one.scatter_element(), other.scatter_element()];
+    // SAFETY: the request is refused, so the region stays unused.
+    let posted = unsafe { qp.post_read(ReadWorkRequest::new(&mut elements, remote), 1) };
+    refused(posted, PostErrorKind::TooManyElements);
 }
 
 /// H13: if any verb fails during the connection, no queue pair is left.

@@ -12,6 +12,7 @@ use rdma_sys::cm::{option, rdma_cm_event_type as Kind, rdma_conn_param};
 use rdma_types::{AckTimeout, Lid, Psn, Qpn};
 
 use super::candidates::Candidates;
+use super::iwarp::{self, is_iwarp};
 use super::library::{Datagram, Id, Received, gid_of_path};
 use crate::engine::files::Watch;
 use crate::engine::path::end_at;
@@ -198,13 +199,9 @@ impl Entry {
                 self.stage = Stage::Unresolved;
                 None
             }
-            Reaction::Reply => {
-                self.stage = Stage::Replied;
-                let peer = parameters_of(&parameters);
-                let endpoint = endpoint_of(&peer, None);
-                let replying = Replying { endpoint, parameters: peer, private_data };
-                Some(Happening::Replied(Box::new(replying)))
-            }
+            Reaction::Reply => Some(self.replied(&parameters, private_data)),
+            // The kernel has established the connection.
+            Reaction::Answer if is_iwarp(context) => Some(self.replied(&parameters, private_data)),
             Reaction::Answer => {
                 let Some(Datagram { qpn, qkey, .. }) = datagram else {
                     return self.fail("connect", Errno::EIO);
@@ -230,6 +227,13 @@ impl Entry {
                 _ => self.end(end_of(event, status, self.stage, private_data)),
             },
         }
+    }
+
+    fn replied(&mut self, parameters: &rdma_conn_param, private_data: Vec<u8>) -> Happening {
+        self.stage = Stage::Replied;
+        let parameters = parameters_of(parameters);
+        let endpoint = endpoint_of(&parameters, None);
+        Happening::Replied(Box::new(Replying { endpoint, parameters, private_data }))
     }
 
     /// Returns the group in an event.
@@ -299,8 +303,11 @@ impl Entry {
         // Kernels before Linux 5.1 do not have the option, and offer the path's timeout.
         let _ = self.id.set_byte(option::ACK_TIMEOUT, request.ack_timeout.code());
         self.stage = Stage::Connecting;
-        let sent = self.id.connect(&request.own, &request.private_data);
-        sent.err().and_then(|errno| self.fail("send the request", errno))
+        let errno = self.id.connect(&request.own, &request.private_data).err()?;
+        match iwarp::end_of_request(errno) {
+            Some(end) => self.end(end),
+            None => self.fail("send the request", errno),
+        }
     }
 }
 
@@ -318,6 +325,7 @@ pub(super) fn end_of(event: Kind, status: c_int, stage: Stage, private_data: Vec
                 _ => End::Rejected { reason, private_data },
             }
         }
+        Kind::REJECTED if status < 0 => iwarp::rejected(errno, private_data),
         Kind::UNREACHABLE => match errno {
             libc::ECONNRESET => End::PeerGone,
             libc::EACCES => End::OtherUser,
