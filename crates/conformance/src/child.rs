@@ -16,6 +16,7 @@ use wait_timeout::ChildExt as _;
 use crate::case::{Case, LIMIT};
 use crate::cases;
 use crate::devices;
+use crate::iwarp;
 use crate::outcome::Outcome;
 
 /// The environment variable that marks a child process; its value is `DEVICE::CASE`.
@@ -33,7 +34,11 @@ pub(crate) fn run_own_case() -> bool {
     let Ok(wanted) = env::var(VARIABLE) else { return false };
     let (device, case) = wanted.split_once("::").expect("DEVICE::CASE");
     let case = cases::all().find(|known| known.name() == case).expect("a case of this name");
+    let is_iwarp = iwarp::is_iwarp(device);
     let device = devices::prepare(device);
+    if let Some(reason) = iwarp::lacking(case).filter(|_| is_iwarp) {
+        device.skip(reason);
+    }
     if let Some(qp_type) = case.qp_type() {
         device.needs_type(qp_type);
     }

@@ -23,6 +23,7 @@ const LACKED: &[&str] = &[
     "InfiniBand headers have only one form",
     "an address of the host belongs to one process",
     "the device does not resize shared receive queues",
+    "the device does not speak iWARP",
     "the device has multicast groups",
     "the port has no GIDs of both versions of RoCE",
     "the port has no IPv4 address",

@@ -10,6 +10,7 @@
 //! - `device`: the device on which a case runs: its name, its missing features, and its known
 //!   differences.
 //! - `devices`: the devices of a run.
+//! - `iwarp`: the cases that run on an iWARP device.
 //! - `child`: runs a case in a separate process, and in a second one if the process must die.
 //! - `remote`: runs the cases on SoftRoCE, natively or in its virtual machine.
 //! - `run`: makes the cases into trials; `table`: prints the outcomes.
@@ -26,6 +27,7 @@ mod device;
 mod devices;
 pub mod differential;
 pub mod interop;
+mod iwarp;
 mod outcome;
 mod remote;
 mod run;

@@ -11,7 +11,7 @@ use crate::devices::{self, Wanted};
 use crate::outcome::Outcome;
 use crate::remote::{self, Remote};
 use crate::table::Results;
-use crate::{cases, child};
+use crate::{cases, child, iwarp};
 
 /// Runs the suite, with the interface of `cargo test`. If this process was started for a part of
 /// the suite, runs that part instead.
@@ -46,7 +46,12 @@ pub fn main() -> ExitCode {
 fn cases_for(device: &Wanted) -> impl Iterator<Item = &'static Case> {
     let all = device.all;
     let lossy = devices::is_lossy(&device.name);
-    cases::all().filter(move |case| (all || !case.destructive) && !(lossy && case.is_unreliable()))
+    let by_rdma_cm = iwarp::is_iwarp(&device.name);
+    cases::all().filter(move |case| {
+        (all || !case.destructive)
+            && !(lossy && case.is_unreliable())
+            && (!by_rdma_cm || iwarp::includes(case))
+    })
 }
 
 /// Returns the trial for a case that a child of this process runs.

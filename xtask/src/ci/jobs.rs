@@ -335,9 +335,9 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "rxe",
-        about: "failures of programs and cases on SoftRoCE (in a virtual machine) or over a wire, and of `cargo xtask rxe-setup`",
+        about: "failures of programs and cases on SoftRoCE and an iWARP device (in a virtual machine) or over a wire, and of `cargo xtask rxe-setup`",
         tier: Tier::Full,
-        minutes: 20.0,
+        minutes: 25.0,
         needs: &[Need::Tool("apt-get", "it gets the packages of the virtual machine")],
         steps: RXE,
     },

@@ -260,6 +260,12 @@ pub(super) const RXE: &[Step] = &[
         "cargo xtask rxe-run --machine --timeout 300 -- /bin/sh xtask/src/ci/providers.sh {target}/dropin/lib",
     ),
     tests("cargo test -p conformance").with(&[("RDMA_TEST_RXE", "required")]),
+    run("cargo xtask rxe-setup --with siw"),
+    tests("cargo test -p conformance --test conformance -- siw0::").with(&[
+        ("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --with siw --timeout 600 --"),
+        ("RDMA_TEST_DEVICES", "siw0"),
+        ("RDMA_TEST_RXE", "off"),
+    ]),
     run(
         "cargo xtask interop --run 4,1024,0,65536,- --run 6,4096,1,16384,send --run 4,rc,0 --run 4,cm,0",
     ),

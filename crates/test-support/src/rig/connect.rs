@@ -1,5 +1,7 @@
 //! Connects queue pairs to each other.
 
+pub mod iwarp;
+
 use rdma_sys::{ibv_qp_attr_mask as Mask, *};
 
 use super::device::{Row, gid_table};
@@ -219,7 +221,11 @@ pub fn pair_with(device: &str, size: &Size, knobs: &Knobs) -> (Side, Side) {
     (a, b)
 }
 
+/// Connects two queue pairs. On iWARP, the kernel's rdma_cm connects them.
 pub fn connect_sides(a: &Side, b: &Side, knobs: &Knobs) {
+    if iwarp::is_iwarp(&a.context) {
+        return iwarp::connect(a, b, knobs);
+    }
     let (at_a, at_b) = (a.endpoint(), b.endpoint());
     connect(&a.qp, &at_a, &at_b, knobs);
     connect(&b.qp, &at_b, &at_a, knobs);

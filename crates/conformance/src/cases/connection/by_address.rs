@@ -1,18 +1,21 @@
 //! Cases for connections by address and port. On a device of the system's libibverbs, they pass through the kernel's rdma_cm.
 
-use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::thread;
 use std::time::Duration;
 
 use rdma_async::{ConnectionOptions, Driver};
 use rdma_channel::prelude::*;
 use rdma_channel::{Channel, LeftReason, ServerEvent};
-use rdma_cm::{Connection, End, Error, EventChannel, Listener, PreparedQueuePair, Reason};
-use rdma_mem::{BufferPool, Context, ProtectionDomain};
-use rdma_qp::{CompletionQueue, QpState, ReceiveWorkRequest, SendWorkRequest};
-use rdma_sys::{InterfaceAddress, interface_addresses};
+use rdma_cm::{
+    Connection, End, Error, EventChannel, Listener, PreparedQueuePair, Reason, unmanaged,
+};
+use rdma_mem::{BufferPool, Context, ProtectionDomain, RemoteMemoryRegion};
+use rdma_qp::{
+    CompletionQueue, QpState, QueuePairType, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
+};
 use rdma_types::TransportType;
+use test_support::rig::connect::iwarp;
 
 use crate::case::cases;
 use crate::device::Device;
@@ -22,6 +25,7 @@ cases![
     channels_exchange_messages,
     a_server_answers_its_client,
     futures_exchange_messages,
+    what_iwarp_lacks_is_refused_by_name,
     a_port_without_a_listener_rejects,
     a_rejection_has_its_private_data,
     an_end_that_is_dropped_disconnects_its_peer,
@@ -60,22 +64,9 @@ pub(in crate::cases) fn own_address(context: &Context) -> Option<Ipv4Addr> {
 /// Returns an address of the device, or localhost if its port has no IPv4 address.
 pub(in crate::cases) fn address_of(context: &Context) -> IpAddr {
     if is_iwarp(context) {
-        return address_of_iwarp(context);
+        return iwarp::address_of(context.gid_table().unwrap()[0].gid.to_bytes());
     }
     own_address(context).unwrap_or(Ipv4Addr::LOCALHOST).into()
-}
-
-/// Returns an address of the interface whose hardware address is the beginning of the device's only GID.
-fn address_of_iwarp(context: &Context) -> IpAddr {
-    let gid = context.gid_table().unwrap()[0].gid.to_bytes();
-    let own = gid[..6].iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":");
-    let of_device = |entry: &&InterfaceAddress| {
-        let file = format!("/sys/class/net/{}/address", entry.interface);
-        fs::read_to_string(file).is_ok_and(|address| address.trim() == own)
-    };
-    let all = interface_addresses().unwrap();
-    let mut own = all.iter().filter(of_device).filter_map(|entry| entry.address);
-    own.find(SocketAddr::is_ipv4).expect("an address of the device's interface").ip()
 }
 
 fn is_iwarp(context: &Context) -> bool {
@@ -225,6 +216,33 @@ fn receive(channel: &mut Channel, pd: &ProtectionDomain) -> Vec<u8> {
     let received = channel.receive(ReceiveWorkRequest::new(&mut [room.scatter_element()])).unwrap();
     let length = received.scattered_bytes().unwrap();
     region[..length].to_vec()
+}
+
+fn what_iwarp_lacks_is_refused_by_name(device: &Device) {
+    let node = Node::new(device);
+    device.needs(is_iwarp(node.channel.context()), "the device does not speak iWARP");
+    let named = |error: &dyn std::error::Error| {
+        let text = format!("{error:?}");
+        assert!(text.contains("iWARP"), "{text}");
+    };
+    for qp_type in [QueuePairType::UC, QueuePairType::UD] {
+        let builder = node.pd.create_qp().send_cq(&node.cq).recv_cq(&node.cq);
+        named(&builder.qp_type(qp_type).build().unwrap_err());
+    }
+    let endpoint = node.queue_pair().endpoint();
+    named(&node.queue_pair().handshake(endpoint).unwrap_err());
+    let group = IpAddr::from([239, 1, 2, 3]);
+    named(&unmanaged::join(&node.channel, group, None).unwrap_err());
+
+    let mut listener = node.pd.create_channel().listen_cm((node.ip, 0)).unwrap();
+    let (address, client) = (listener.local_addr(), node.pd.clone());
+    let client = thread::spawn(move || Channel::connect_cm(address, &client).unwrap());
+    let mut channel = listener.accept().unwrap();
+    let _client = client.join().unwrap();
+    named(&channel.send(SendWorkRequest::only_immediate(1)).unwrap_err());
+    named(&channel.write(WriteWorkRequest::only_immediate(1)).unwrap_err());
+    let word = RemoteMemoryRegion::new(0x1000, 8, 1);
+    named(&channel.fetch_add(word, 1).unwrap_err());
 }
 
 fn a_port_without_a_listener_rejects(device: &Device) {
