@@ -252,7 +252,8 @@ impl Accepted {
         self.handle.engine.file_of(self.handle.token, false)
     }
 
-    /// Returns the queue pair. It can receive, but must not send before the connection is established.
+    /// Returns the queue pair. It can receive, but must not send before the connection is established, or on iWARP before
+    /// it has received a message.
     #[must_use]
     pub const fn queue_pair(&self) -> &QueuePair {
         &self.queue_pair

@@ -261,6 +261,9 @@ pub(super) const RXE: &[Step] = &[
     ),
     tests("cargo test -p conformance").with(&[("RDMA_TEST_RXE", "required")]),
     run("cargo xtask rxe-setup --with siw"),
+    run(
+        "cargo xtask rxe-run --with siw --timeout 300 -- /bin/sh xtask/src/ci/siw.sh {target}/debug/examples",
+    ),
     tests("cargo test -p conformance --test conformance -- siw0::").with(&[
         ("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --with siw --timeout 600 --"),
         ("RDMA_TEST_DEVICES", "siw0"),
