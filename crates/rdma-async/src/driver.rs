@@ -26,9 +26,11 @@ use crate::prepared::PreparedConnection;
 /// completions.
 ///
 /// A task that awaits an operation polls the completion queue itself, so the driver only sleeps on the completion
-/// channel and wakes tasks. The runtime's thread that waits for files does this, without a task. It may also drop memory
-/// of requests whose futures were dropped, so `Drop` of such memory must not block. Clones are cheap. The driver ends when the last clone and the last connection are dropped.
-/// It also ends when its task is dropped, for example because the runtime shuts down. It then destroys its queue pairs,
+/// channel and wakes tasks. The runtime's thread that waits for files does this, without a task. It also processes
+/// messages. The code of the program that it calls, a waker or a subscriber of `tracing`, must neither block nor call
+/// `block_in_place`.
+///
+/// Clones are cheap. The driver ends when the last clone and the last connection are dropped. It also ends when its task is dropped, for example because the runtime shuts down. It then destroys its queue pairs,
 /// and operations in flight fail with [`TransportError::Closed`](rdma_connect::TransportError::Closed) and return their
 /// memory.
 ///

@@ -245,7 +245,12 @@ impl Ledger {
     /// # Errors
     /// If the completion queue has failed, which ends all its connections.
     pub(crate) fn progress(&self) -> Result<usize, PollError> {
-        self.drain().inspect_err(|_| self.fail())
+        self.progress_up_to(usize::MAX)
+    }
+
+    /// Like [`progress`](Self::progress), but stops after a batch once this many completions were polled.
+    fn progress_up_to(&self, most: usize) -> Result<usize, PollError> {
+        self.drain_up_to(most).inspect_err(|_| self.fail())
     }
 
     /// Returns the maximum number of events that can be received now, before the queue is armed again. The caller then
@@ -272,20 +277,23 @@ impl Ledger {
 
     /// Polls all completions. Called after the events of the completion queue have been received. Arms the queue, unless
     /// it still is. Without `always`, only completions that have to wake a task or release memory then send an event.
-    /// Returns the number of completions.
+    /// Returns the number of completions. If there are at least `most`, some may be left, and the queue is not armed.
     ///
     /// # Errors
     /// If the completion queue cannot be armed. A failed completion queue is not an error, because its operations have
     /// already ended.
-    pub(crate) fn sweep(&self, always: bool) -> Result<usize, Error> {
-        let mut all = self.progress().unwrap_or(0);
+    pub(crate) fn sweep(&self, always: bool, most: usize) -> Result<usize, Error> {
+        let mut all = self.progress_up_to(most).unwrap_or(0);
+        if all >= most {
+            return Ok(all);
+        }
         let mut table = self.lock();
         let wanted = if always { Armed::Any } else { table.awaited() };
         let is_newly = !table.has_failed && table.arm_for(wanted, &self.cq)?;
         drop(table);
         if is_newly {
             // Completions that arrived before the arming cause no event.
-            all += self.progress().unwrap_or(0);
+            all += self.progress_up_to(most - all).unwrap_or(0);
         }
         Ok(all)
     }
@@ -299,6 +307,10 @@ impl Ledger {
 
     /// Like [`progress`](Self::progress), but the caller handles a failure of the completion queue.
     fn drain(&self) -> Result<usize, PollError> {
+        self.drain_up_to(usize::MAX)
+    }
+
+    fn drain_up_to(&self, most: usize) -> Result<usize, PollError> {
         let mut all = 0;
         loop {
             let mut table = self.lock();
@@ -306,7 +318,7 @@ impl Ledger {
             self.unlock(table);
             let count = polled?;
             all += count;
-            if count < BATCH {
+            if count < BATCH || all >= most {
                 return Ok(all);
             }
         }

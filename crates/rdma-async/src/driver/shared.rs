@@ -15,6 +15,10 @@ use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 /// The capacity of a completion queue, in completions, unless a connection needs more.
 const COMPLETIONS: u32 = 4096;
 
+/// The number of completions of a queue after which a sweep by the waker leaves the rest to the task. Meanwhile, the
+/// runtime's thread serves no other files and no timers.
+const MOST_AT_ONCE: usize = 64;
+
 /// The state of a driver, kept alive by its task and its connections.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -22,8 +26,10 @@ pub(crate) struct Shared {
     // the list, and so copies nothing.
     ledgers: Mutex<Arc<Vec<Arc<Ledger>>>>,
     pub(crate) channel: CompletionChannel,
-    /// Whether a task polls and ends the driver.
+    /// Whether a task ends the driver, and a waker or that task sweeps.
     pub(super) has_task: bool,
+    /// Locked by the thread that sweeps for the task, or ends the driver.
+    sweeping: Mutex<()>,
     /// Whether the driver has ended. After that, nothing polls.
     pub(super) is_shut_down: AtomicBool,
     /// Whether all queue pairs have been destroyed.
@@ -56,6 +62,7 @@ impl Shared {
             ledgers: Mutex::default(),
             channel: CompletionChannel::create(context)?,
             has_task,
+            sweeping: Mutex::new(()),
             is_shut_down: AtomicBool::new(false),
             is_done: AtomicBool::new(false),
             ends: Notify::new(),
@@ -96,18 +103,40 @@ impl Shared {
     /// If the channel fails, or a completion queue cannot be armed. A failed completion queue is not an error, because
     /// its operations have already ended.
     pub(crate) fn sweep(&self, always: bool) -> Result<usize, Error> {
+        self.sweep_up_to(always, usize::MAX).map(|(all, _)| all)
+    }
+
+    /// Sweeps for the task, unless another thread sweeps. Returns false if that is the case, or if a queue has so many
+    /// completions that the rest would take long. The task must then [sweep](Self::sweep_all).
+    pub(super) fn sweep_some(&self) -> Result<bool, Error> {
+        let Ok(_sweeping) = self.sweeping.try_lock() else { return Ok(false) };
+        self.sweep_up_to(false, MOST_AT_ONCE).map(|(_, is_done)| is_done)
+    }
+
+    /// Sweeps for the task.
+    pub(super) fn sweep_all(&self) -> Result<(), Error> {
+        let _sweeping = self.sweeping();
+        self.sweep(false).map(drop)
+    }
+
+    fn sweeping(&self) -> MutexGuard<'_, ()> {
+        self.sweeping.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sweeps, but polls only about this many completions of each queue. Returns false if some may be left.
+    fn sweep_up_to(&self, always: bool, most: usize) -> Result<(usize, bool), Error> {
         self.receive_events()?;
         let ledgers = self.ledgers().clone();
-        let (mut all, mut failure) = (0, None);
+        let (mut all, mut is_done, mut failure) = (0, true, None);
         for ledger in ledgers.iter().filter(|ledger| !ledger.is_failed()) {
             // Every queue is swept even after an error, because the events of all queues have been received and will
             // not be repeated.
-            match ledger.sweep(always) {
-                Ok(count) => all += count,
+            match ledger.sweep(always, most) {
+                Ok(count) => (all, is_done) = (all + count, is_done && count < most),
                 Err(error) => drop(failure.get_or_insert(error)),
             }
         }
-        failure.map_or(Ok(all), Err)
+        failure.map_or(Ok((all, is_done)), Err)
     }
 
     /// Receives events until none is left. An armed queue sends one event, so this is usually known without a call that
@@ -151,6 +180,12 @@ impl Shared {
         tracing::debug!(kind = %event.kind, "connections end because their port or device has failed");
         let ledgers = self.ledgers().clone();
         ledgers.iter().for_each(|ledger| ledger.close_those_of(port, reason));
+    }
+
+    /// Ends the driver for the task, after a sweep of another thread has released its memory.
+    pub(super) fn end_task(&self) {
+        let _sweeping = self.sweeping();
+        self.end();
     }
 
     /// Destroys all queue pairs, which ends all operations.

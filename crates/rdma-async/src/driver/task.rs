@@ -9,6 +9,7 @@ use std::thread;
 
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
+use tokio::task::unconstrained;
 
 use super::events::Events;
 use super::file;
@@ -21,7 +22,7 @@ struct Guard(Arc<Shared>);
 impl Drop for Guard {
     fn drop(&mut self) {
         if self.0.is_of_this_process() {
-            self.0.end();
+            self.0.end_task();
         }
     }
 }
@@ -47,8 +48,9 @@ async fn serve(shared: &Arc<Shared>, file: AsyncFd<OwnedFd>, events: &Events) ->
         shared.note(&event);
     }
     let sweeper = Sweeper::new(Arc::clone(shared), file);
-    sweeper.sweep()?;
-    sweeper.sweep_while_readable()?;
+    shared.sweep_all().map_err(io::Error::other)?;
+    // If this used up the task's budget, the runtime would call the waker within the task.
+    unconstrained(async { sweeper.sweep_while_readable() }).await?;
     loop {
         // The end and the events of the device are rare, so they starve no completion.
         tokio::select! {
@@ -60,7 +62,7 @@ async fn serve(shared: &Arc<Shared>, file: AsyncFd<OwnedFd>, events: &Events) ->
                     shared.note(&event);
                 }
             }
-            () = sweeper.failed.notified() => return sweeper.take_failure(),
+            () = sweeper.calls.notified() => sweeper.continue_sweep()?,
         }
     }
 }
@@ -68,14 +70,16 @@ async fn serve(shared: &Arc<Shared>, file: AsyncFd<OwnedFd>, events: &Events) ->
 /// Sweeps whenever the completion channel's file is readable. The runtime wakes it as it would wake a task, but it sweeps
 /// within that call. A message therefore makes the runtime run only the task that waits for it.
 ///
-/// If the driver were a task, each message would make the runtime run two. The second one often moves to another thread.
+/// If a task swept, each message would make the runtime run two tasks. The second one often moves to another thread. So
+/// the task only continues sweeps that take long.
 struct Sweeper {
     shared: Arc<Shared>,
     file: AsyncFd<OwnedFd>,
     waker: Waker,
     /// The first error or panic of a sweep.
     failure: Mutex<Option<thread::Result<io::Error>>>,
-    failed: Notify,
+    /// Notified if a sweep has failed, or must be continued.
+    calls: Notify,
 }
 
 impl Sweeper {
@@ -85,12 +89,8 @@ impl Sweeper {
             file,
             waker: Arc::new(Sweep(Weak::clone(sweeper))).into(),
             failure: Mutex::default(),
-            failed: Notify::new(),
+            calls: Notify::new(),
         })
-    }
-
-    fn sweep(&self) -> io::Result<()> {
-        self.shared.sweep(false).map(drop).map_err(io::Error::other)
     }
 
     /// Sweeps while the file is readable, and then leaves the waker with it.
@@ -98,18 +98,23 @@ impl Sweeper {
         while let Poll::Ready(ready) =
             self.file.poll_read_ready(&mut Context::from_waker(&self.waker))
         {
-            // Events are received only after the readiness of `file` has been cleared. After arming a queue, `sweep`
+            // Events are received only after the readiness of `file` has been cleared. After arming a queue, the sweep
             // polls it again. So no event or completion is missed.
             ready?.clear_ready();
-            self.sweep()?;
+            if !self.shared.sweep_some().map_err(io::Error::other)? {
+                self.calls.notify_one();
+            }
         }
         Ok(())
     }
 
-    /// Returns the error of a sweep, or continues its panic.
-    fn take_failure(&self) -> io::Result<()> {
+    /// Sweeps as part of the task. Returns the error of an earlier sweep, or continues its panic.
+    fn continue_sweep(&self) -> io::Result<()> {
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-        failure.map_or(Ok(()), |failure| Err(failure.unwrap_or_else(|panic| resume_unwind(panic))))
+        match failure {
+            Some(failure) => Err(failure.unwrap_or_else(|panic| resume_unwind(panic))),
+            None => self.shared.sweep_all().map_err(io::Error::other),
+        }
     }
 }
 
@@ -127,6 +132,6 @@ impl Wake for Sweep {
             Err(panic) => Err(panic),
         };
         sweeper.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
-        sweeper.failed.notify_one();
+        sweeper.calls.notify_one();
     }
 }

@@ -47,7 +47,7 @@ impl Rig {
         self.nic.serve_what_is_there(|| self.pool.usage().buffers);
     }
 
-    /// Does the work of the driver's task: sleeps on the file, and polls completions.
+    /// Does the driver's work: sleeps on the file, and polls completions.
     pub(crate) fn drive(&self) {
         loop {
             // The sweep has already notified all waiters of a failure.

@@ -42,6 +42,7 @@ pub(crate) enum Post {
 pub(crate) enum Call {
     Poll,
     RequestEvent,
+    ReceiveEvent,
     DestroyQueuePair,
     RegisterRegion,
     DeregisterRegion,
@@ -107,7 +108,7 @@ struct ProviderState {
 /// The provider of one context.
 #[derive(Default)]
 pub(crate) struct Provider {
-    refuses: [AtomicU32; 7],
+    refuses: [AtomicU32; 8],
     state: Mutex<ProviderState>,
     is_closed: Notify,
 }
@@ -545,6 +546,7 @@ fn table() -> Verbs {
     (verbs.reg_mr, verbs.dereg_mr) = (reg_mr, dereg_mr);
     verbs.reg_mr_iova2 = Some(reg_mr_iova2);
     verbs.get_async_event = events::get_async_event;
+    verbs.get_cq_event = events::get_cq_event;
     verbs.create_comp_channel = create_comp_channel;
     verbs.destroy_comp_channel = destroy_comp_channel;
     (verbs.create_cq, verbs.destroy_cq) = (create_cq, destroy_cq);

@@ -21,7 +21,7 @@ enum Who {
     WaitsForSlot,
     /// A task that has dropped an operation.
     Drops,
-    /// The driver's task, woken by a completion.
+    /// The driver, woken by a completion.
     Driver,
     /// The program, which drives manually.
     Manual,
@@ -262,7 +262,7 @@ fn completions_without_an_outstanding_request_change_nothing() {
     }
 }
 
-/// A sleeping task is woken by the driver's task, the only one that polls.
+/// A sleeping task is woken by the driver, which alone polls.
 #[test]
 fn a_sleeping_task_is_woken_on_a_failure() {
     run(|| async {
@@ -275,6 +275,26 @@ fn a_sleeping_task_is_woken_on_a_failure() {
         pair.release(1);
         let (error, bytes) = timeout(HANG, write).await.unwrap().unwrap().unwrap();
         assert!(is_closed(&error, CloseReason::Poll), "{error}");
+        assert_eq!(bytes, BYTES);
+    });
+}
+
+/// The driver's waker finds the failure, and its task then ends the driver.
+#[test]
+fn a_sleeping_task_is_woken_if_the_channel_fails() {
+    run(|| async {
+        let (pair, provider) = Pair::faulty(HELD);
+        let write = tokio::spawn(Kind::Write.begin(&pair, Way::Posted));
+        while provider.lent() == 0 {
+            tokio::task::yield_now().await;
+        }
+        provider.refuse(Call::ReceiveEvent, ALWAYS);
+        pair.release(1);
+        let failed = timeout(HANG, write).await.unwrap().unwrap();
+        assert!(failed.is_none(), "it completed before the driver ended");
+        let later = Kind::Write.begin(&pair, Way::Posted);
+        let (error, bytes) = timeout(HANG, later).await.unwrap().unwrap();
+        assert!(is_closed(&error, CloseReason::Destroyed), "{error}");
         assert_eq!(bytes, BYTES);
     });
 }

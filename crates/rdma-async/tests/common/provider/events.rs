@@ -1,10 +1,11 @@
-//! Asynchronous events that are changed.
+//! Events that are changed or refused.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 
-use rdma_sys::{ibv_async_event, ibv_context, ibv_event_type};
+use rdma_mem::Errno;
+use rdma_sys::{ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_event_type};
 
-use super::{Provider, of};
+use super::{Call, Provider, of};
 
 impl Provider {
     /// From now on, port events are reported as events of the whole device.
@@ -31,4 +32,18 @@ pub(super) unsafe extern "C" fn get_async_event(
         event.event_type = ibv_event_type::IBV_EVENT_DEVICE_FATAL;
     }
     0
+}
+
+pub(super) unsafe extern "C" fn get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: SAFETY.md F1: a live channel.
+    if of(unsafe { (*channel).context }).refuses(Call::ReceiveEvent) {
+        Errno::EIO.set();
+        return -1;
+    }
+    // SAFETY: SAFETY.md F1: the caller's own contract.
+    unsafe { (rdma_soft::verbs().get_cq_event)(channel, cq, cq_context) }
 }
