@@ -38,7 +38,8 @@ fn reserve(
     let mut ports = Vec::new();
     if address.ip().to_canonical().is_unspecified() {
         // The port that is free on the first device is reserved on all. If it is in use, the kernel's rdma_cm has another
-        // error for all addresses than for one.
+        // error for all addresses than for one. (It has the same error for one address if the port is in use at all
+        // addresses. Here, that is EADDRINUSE.)
         let not_free = |error| if error == libc::EADDRINUSE { libc::EADDRNOTAVAIL } else { error };
         for device in devices::all()? {
             let reserved = reserve(device, address).map_err(not_free)?;

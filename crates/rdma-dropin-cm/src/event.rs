@@ -2,9 +2,9 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_void};
-use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
+use std::{mem, ptr};
 
 use rdma_cm::unmanaged::{Answered, Event, Group, Parameters, Route, SidrStatus};
 use rdma_cm::{End, Reason};
@@ -110,7 +110,10 @@ pub(crate) fn queue(device: &'static Device, id: &Arc<Id>, happened: Event) {
             let content = Content::Connection(None, private_data);
             Waiting { content, ..Waiting::new(id, EventType::ESTABLISHED, 0) }
         }
-        Event::Answered(answered) => self::answered(device, id, answered),
+        Event::Answered(answered) => {
+            let Some(waiting) = self::answered(device, id, answered) else { return };
+            waiting
+        }
         // The program never receives the request.
         Event::Ended(_) if channel::withdraw(id) => return id::end(id),
         Event::Ended(end) => {
@@ -161,8 +164,12 @@ fn address_of(device: &Device, state: &State) -> ibv_ah_attr {
     state.path().and_then(|route| queue_pair::address(device, &route)).unwrap_or_default()
 }
 
-fn answered(device: &'static Device, id: &Arc<Id>, answered: Answered) -> Waiting {
+/// Returns the event for the answer to a query, or `None` if an earlier event reported the end of the query.
+fn answered(device: &'static Device, id: &Arc<Id>, answered: Answered) -> Option<Waiting> {
     let mut state = id.state();
+    if state.stage == Stage::Over {
+        return None;
+    }
     let address = address_of(device, &state);
     let Answered { status, qpn, qkey, private_data } = answered;
     let is_valid = status == SidrStatus::VALID;
@@ -170,7 +177,7 @@ fn answered(device: &'static Device, id: &Arc<Id>, answered: Answered) -> Waitin
     drop(state);
     let event = if is_valid { EventType::ESTABLISHED } else { EventType::UNREACHABLE };
     let content = Content::Datagram { address, qpn: qpn.get(), qkey, private_data };
-    Waiting { content, ..Waiting::new(id, event, status.get().into()) }
+    Some(Waiting { content, ..Waiting::new(id, event, status.get().into()) })
 }
 
 /// Returns the event for the end of a connection, or `None` if an earlier one reported it.
@@ -220,7 +227,7 @@ fn data_of(data: &[u8]) -> (*const c_void, u8) {
 /// Returns the parameters of an event for a connection, which point to the private data.
 fn connection(parameters: Option<Parameters>, private_data: &[u8]) -> ConnParam {
     // SAFETY: the struct consists of pointers and integers, so all-zero bytes are valid (SAFETY.md F4).
-    let mut conn: ConnParam = unsafe { std::mem::zeroed() };
+    let mut conn: ConnParam = unsafe { mem::zeroed() };
     (conn.private_data, conn.private_data_len) = data_of(private_data);
     if let Some(peer) = parameters {
         // What the peer starts, this end serves.
@@ -249,8 +256,11 @@ fn report(waiting: Waiting) -> Option<Box<Reported>> {
             event = EventType::ESTABLISHED;
             if let Err(number) = connecting::finish(&id) {
                 (event, status) = (EventType::CONNECT_ERROR, -number);
-                // No other event reports the end.
-                id.state().stage = Stage::Over;
+                // Exactly one event reports the end, which may have been queued meanwhile.
+                if mem::replace(&mut id.state().stage, Stage::Over) == Stage::Over {
+                    id.acknowledge();
+                    return None;
+                }
             }
         }
         EventType::REJECTED => {
@@ -288,7 +298,7 @@ fn report(waiting: Waiting) -> Option<Box<Reported>> {
         None => id.as_raw(),
     };
     // SAFETY: the struct consists of pointers and integers, so all-zero bytes are valid (SAFETY.md F4).
-    let mut shown: CmEvent = unsafe { std::mem::zeroed() };
+    let mut shown: CmEvent = unsafe { mem::zeroed() };
     (shown.id, shown.listen_id, shown.event, shown.status) = (raw, listener, event, status);
     let mut private_data = Vec::new();
     match content {
@@ -365,7 +375,7 @@ unsafe extern "C" fn rdma_get_cm_event(
 
 /// Acknowledges the event of the last function that waited.
 pub(crate) fn acknowledge_last(id: &Id) {
-    let last = id.write(|shown| std::mem::replace(&mut shown.event, ptr::null_mut()));
+    let last = id.write(|shown| mem::replace(&mut shown.event, ptr::null_mut()));
     if !last.is_null() {
         // SAFETY: a function of this ID received the event, and nothing else acknowledges it.
         unsafe { acknowledge(last) };

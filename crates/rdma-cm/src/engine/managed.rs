@@ -439,7 +439,7 @@ impl Engine {
         Some(Happening::Queried(Box::new(Queried { peer, route, private_data })))
     }
 
-    /// Disconnects. Returns true if the end is still to come.
+    /// Disconnects. Returns true if its end follows.
     pub(super) fn disconnect_managed(state: &mut State, token: u64) -> bool {
         let managed = state.managed.as_mut();
         let entry = managed.and_then(|managed| managed.entries.get_mut(&token));

@@ -327,11 +327,11 @@ impl Engine {
         self.check_process()?;
         let now = self.now();
         let mut state = self.locked();
-        let is_to_come = match state.peers.get_mut(&token) {
+        let follows = match state.peers.get_mut(&token) {
             Some(peer) => peer.disconnect(now, private_data),
             None => Self::disconnect_managed(&mut state, token),
         };
-        if !is_to_come && state.place_of_end(token).is_none() {
+        if !follows && state.place_of_end(token).is_none() {
             let end = End::Disconnected { private_data: Vec::new() };
             state.events.push_back((token, Happening::Ended(end)));
         }

@@ -295,6 +295,10 @@ impl Peer {
         port: &Port,
         event: &Event<'_>,
     ) -> Option<Result<Happening, Reason>> {
+        if self.stage == Stage::Over {
+            // The program has the end already, for example of a query that it has disconnected.
+            return None;
+        }
         match *event {
             Event::Requested { id, from, offer, .. } => {
                 Some(self.requested(port, id, from, &offer))
@@ -454,7 +458,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Ends the connection. Returns true if its end is still to come, because the peer has to answer.
+    /// Ends the connection. Returns true if its end follows, because the peer has to answer.
     pub(super) fn disconnect(&mut self, now: Time, private_data: &[u8]) -> bool {
         let is_sent = self.stage == Stage::Established && self.send_dreq(now, private_data).is_ok();
         if is_sent || self.stage == Stage::Disconnecting {

@@ -228,6 +228,22 @@ fn query(ends: [&EventChannel; 2], address: SocketAddr, answer: impl FnOnce(&Id)
     answered
 }
 
+/// The answer to a query that the program has ended arrives before that of a later query.
+#[test]
+fn nothing_follows_the_end_of_a_query() {
+    let hosts = (Host::new(), Host::new());
+    let [near, far] = [&hosts.0, &hosts.1].map(|host| EventChannel::open(&host.context).unwrap());
+    let address = (hosts.1.ip, 0).into();
+    let (_listener, route) = listen([&near, &far], PortSpace::Udp, address);
+    let client = unmanaged::query(&near, PortSpace::Udp, &route, b"who?").unwrap();
+    let (_, Event::Queried { id, .. }) = next(&far) else { panic!() };
+    client.disconnect().unwrap();
+    let (of, Event::Ended(_)) = next(&near) else { panic!() };
+    assert_eq!(of, client.token());
+    id.answer(Qpn::masked(7), unmanaged::QKEY, b"late").unwrap();
+    query([&near, &far], address, |id| id.refuse(b"").unwrap());
+}
+
 /// Queries a service that answers, one that refuses, and one whose program drops the query.
 pub(crate) fn queries(ends: [&EventChannel; 2], address: SocketAddr) {
     // The kernel's rdma_cm has only one Q_Key.

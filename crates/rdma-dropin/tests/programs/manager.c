@@ -223,7 +223,7 @@ static void both_disconnect(void)
 }
 
 /* Receives events until each of these ends has one that reports its end. None follows. */
-static void end_once(struct rdma_cm_id **ends)
+static void end_once(struct rdma_cm_id *listening, struct rdma_cm_id **ends)
 {
 	int ended[2] = { 0, 0 };
 	while (!ended[0] || !ended[1]) {
@@ -234,9 +234,17 @@ static void end_once(struct rdma_cm_id **ends)
 		ended[which] = event->event != RDMA_CM_EVENT_ESTABLISHED;
 		CHECK(rdma_ack_cm_event(event) == 0);
 	}
-	/* Another event would arrive within this time. */
-	usleep(10000);
-	CHECK(!readable());
+	/* Another event would arrive before those of a later connection. */
+	struct rdma_cm_id *later = requesting(listening);
+	struct rdma_cm_event *event = expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *request = event->id;
+	CHECK(rdma_ack_cm_event(event) == 0);
+	CHECK(rdma_reject(request, NULL, 0) == 0);
+	event = expect(RDMA_CM_EVENT_REJECTED);
+	CHECK(event->id == later);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	end(request);
+	end(later);
 	end(ends[0]);
 	end(ends[1]);
 }
@@ -261,7 +269,7 @@ static void early_disconnect(void)
 				CHECK(poll(&polled, 1, -1) == 1);
 			CHECK(rdma_disconnect(ends[round % 3 - 1]) == 0);
 		}
-		end_once(ends);
+		end_once(listening, ends);
 	}
 	end(listening);
 }

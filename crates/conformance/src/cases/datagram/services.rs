@@ -5,7 +5,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use rdma_cm::unmanaged::{self, Address, Answered, Event, PortSpace, Route, SidrStatus};
-use rdma_cm::{BindOptions, EventChannel};
+use rdma_cm::{BindOptions, End, EventChannel, Reason};
 use rdma_mem::{Context, ProtectionDomain};
 use rdma_qp::prelude::*;
 use rdma_qp::{
@@ -125,7 +125,9 @@ fn a_port_without_a_service_is_unsupported(device: &Device) {
     let status = match node.next() {
         Event::Answered(Answered { status, .. }) => status,
         // Between processes of a host, no process has the port.
-        Event::Ended(_) => SidrStatus::UNSUPPORTED,
+        Event::Ended(End::Rejected { reason: Reason::INVALID_SERVICE_ID, .. }) => {
+            SidrStatus::UNSUPPORTED
+        }
         other => panic!("{other:?}"),
     };
     assert_eq!(status, SidrStatus::UNSUPPORTED);
