@@ -28,9 +28,9 @@ const COUNT: usize = 100;
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn main() {
-    let mut arguments: Vec<_> = env::args().skip(1).collect();
+    let arguments: Vec<_> = env::args().skip(1).collect();
     let place = arguments.iter().position(|argument| argument == DEVICE);
-    let device = place.and_then(|place| arguments.drain(place..).nth(1));
+    let device = place.and_then(|place| arguments.get(place + 1).cloned());
     let device = device.unwrap_or_else(|| "soft0".to_owned());
     let has = |name: &str| arguments.iter().any(|argument| argument == name);
     let outcome = match (has(SERVER), has("--bench")) {

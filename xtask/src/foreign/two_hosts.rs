@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use super::process::Process;
 use crate::tree;
@@ -22,12 +22,22 @@ const UNSHARE: &str =
 const LOCALHOST: &str = "mount -t tmpfs hosts /mnt && echo ADDRESS localhost > /mnt/hosts && \
                          mount --bind /mnt/hosts /etc/hosts && ";
 
+/// If this variable is `required`, a machine that cannot create the namespaces is an error.
+const WISH: &str = "RDMA_TEST_NAMESPACES";
+
 /// Returns true if this machine can create the namespaces.
 ///
 /// # Errors
-/// Returns an error if this process cannot start programs.
+/// Returns an error if it cannot, and the variable `RDMA_TEST_NAMESPACES` is `required`. Also if this process cannot start
+/// programs.
 pub(super) fn can_run() -> Result<bool> {
-    Ok(Process::start(&command(&["ip", "-V"]), &[])?.end()?.succeeded())
+    let ended = Process::start(&command(&["ip", "-V"]), &[])?.end()?;
+    let is_required = std::env::var(WISH).is_ok_and(|wish| wish == "required");
+    ensure!(
+        ended.succeeded() || !is_required,
+        "{WISH}=required, but namespaces cannot be used: {ended}"
+    );
+    Ok(ended.succeeded())
 }
 
 /// Returns the words that run a server and a client, whose device listens at the address of its host. `socket` is the

@@ -3,7 +3,7 @@
 use rdma_mem::Buffer;
 use rdma_message::Incoming;
 
-/// The maximum length of a short message. It is a little more than the header of a message of a group.
+/// The maximum length of a short message. With its length and the number of the variant, it takes 96 bytes.
 const SHORT_BYTES: usize = 94;
 
 /// The bytes of a message.

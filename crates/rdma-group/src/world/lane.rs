@@ -95,7 +95,7 @@ impl Lane {
         self.target.is_none() && !mem::replace(&mut self.has_asked, true)
     }
 
-    /// Processes a message that is not for a run. Returns false if it is another message.
+    /// Processes a message about landings, or a statement. Returns false for a message of a run.
     pub(crate) fn process(&mut self, message: &[u8]) -> bool {
         match Form::of(message) {
             Form::Granted => self.granted = self.sent.min(self.granted + 1),

@@ -53,8 +53,8 @@ impl<M, R: Deref<Target = [u8]>> Peer<M, R> {
         !self.early.is_empty()
     }
 
-    /// Processes a message that is not for the run. Returns false if it is another message. Fails if the peer states another
-    /// call.
+    /// Processes a message about landings, or a statement. Returns false for a message of a run. Fails if the peer states
+    /// another call.
     pub(crate) fn process<T: Pod>(
         &mut self,
         rank: usize,
