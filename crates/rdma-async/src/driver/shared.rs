@@ -106,8 +106,8 @@ impl Shared {
         self.sweep_up_to(always, usize::MAX).map(|(all, _)| all)
     }
 
-    /// Sweeps for the task, unless another thread sweeps. Returns false if that is the case, or if a queue has so many
-    /// completions that the rest would take long. The task must then [sweep](Self::sweep_all).
+    /// Sweeps for the task, unless another thread sweeps. Returns false if that is the case, or if a queue has more
+    /// than [`MOST_AT_ONCE`] completions. The task must then [sweep](Self::sweep_all).
     pub(super) fn sweep_some(&self) -> Result<bool, Error> {
         let Ok(_sweeping) = self.sweeping.try_lock() else { return Ok(false) };
         self.sweep_up_to(false, MOST_AT_ONCE).map(|(_, is_done)| is_done)
