@@ -10,7 +10,7 @@ use std::{ptr, thread};
 use rdma_cm::unmanaged::{self, Address, Route};
 use rdma_cm::{Error, EventChannel};
 use rdma_mem::{Context, DeviceList, ProtectionDomain};
-use rdma_sys::{PerProcess, ibv_context};
+use rdma_sys::{PerProcess, SignalsBlocked, ibv_context};
 
 use crate::errors::{fail, number, report};
 use crate::library::verbs;
@@ -97,9 +97,9 @@ impl Device {
             max_initiator_depth: at_most(attributes.max_qp_init_rd_atom),
         }));
         let name = String::from("librdmacm");
-        let unblock = SignalsBlocked::new();
+        let blocked = SignalsBlocked::new();
         let started = thread::Builder::new().name(name).spawn(|| process(device));
-        drop(unblock);
+        drop(blocked);
         started.map_err(|source| Error::System { tried: "start a thread", source })?;
         Ok(device)
     }
@@ -126,29 +126,6 @@ fn process(device: &'static Device) {
             let (token, happened) = unmanaged::event(next);
             id::with(token, |id| event::queue(device, &id, happened));
         }
-    }
-}
-
-/// Blocks all signals in this thread, so that a new thread blocks them too: the program's threads handle them.
-struct SignalsBlocked(libc::sigset_t);
-
-impl SignalsBlocked {
-    fn new() -> Self {
-        // SAFETY: a set consists of integers, so all-zero bytes are valid (SAFETY.md F4).
-        let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
-        let mut before = all;
-        // SAFETY: the call writes the set (sigfillset(3), SAFETY.md F15).
-        unsafe { libc::sigfillset(&raw mut all) };
-        // SAFETY: the call reads one set and writes the other (pthread_sigmask(3), SAFETY.md F15).
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
-        Self(before)
-    }
-}
-
-impl Drop for SignalsBlocked {
-    fn drop(&mut self) {
-        // SAFETY: the call reads the set, which the kernel returned (pthread_sigmask(3), SAFETY.md F15).
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, ptr::null_mut()) };
     }
 }
 

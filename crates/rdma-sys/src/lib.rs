@@ -90,7 +90,7 @@ pub use linked::linked;
 pub use load::{is_installed, system, system_at};
 pub use load_error::LoadError;
 pub use mads::{AddressedMad, MadClock, Mads};
-pub use process::{PerProcess, Process};
+pub use process::{PerProcess, Process, SignalsBlocked};
 pub use registry::{Provider, UnknownProvider, providers, register};
 pub use table::{NoteFile, NoteMapped, Unsupported, Verbs, WakeEarly, WantsFile};
 

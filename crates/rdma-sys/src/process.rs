@@ -2,6 +2,10 @@
 //! system call.
 #![allow(unsafe_code)]
 
+mod signals;
+
+pub use self::signals::SignalsBlocked;
+
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 

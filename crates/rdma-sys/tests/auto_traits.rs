@@ -3,10 +3,17 @@
 
 use rdma_sys::{
     AddressedMad, Errno, InterfaceAddress, LoadError, MadClock, Mads, PerProcess, Process,
-    Provider, UnknownProvider, Unsupported, Verbs,
+    Provider, SignalsBlocked, UnknownProvider, Unsupported, Verbs,
 };
 
 fn send_sync<T: Send + Sync + 'static>() {}
+/// The compiler finds the only implementation for a type that is not `Send`, and two for others.
+trait NotSend<A> {
+    fn holds() {}
+}
+impl<T: ?Sized> NotSend<()> for T {}
+impl<T: ?Sized + Send> NotSend<u8> for T {}
+
 fn error<T: std::error::Error + Send + Sync + 'static>() {}
 
 #[test]
@@ -21,6 +28,11 @@ fn tables_are_for_every_thread() {
 fn processes_are_distinguished_by_any_thread() {
     send_sync::<PerProcess<u8>>();
     send_sync::<Process>();
+}
+
+#[test]
+fn blocked_signals_stay_in_their_thread() {
+    <SignalsBlocked as NotSend<_>>::holds();
 }
 
 #[test]
