@@ -18,6 +18,7 @@ const PARTS: &[&[Case]] = &[
     connection::async_connections::CASES,
     connection::async_leases::CASES,
     connection::by_address::CASES,
+    connection::over_tcp::CASES,
     device::async_events::CASES,
     request::atomics::CASES,
     queue_pair::attributes::CASES,

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::case::Case;
 
 /// The parts with connections by address, and with data.
-const PARTS: [&str; 3] = ["by_address", "operations", "sends"];
+const PARTS: [&str; 4] = ["by_address", "operations", "over_tcp", "sends"];
 
 const ACKNOWLEDGED: &str = "iWARP does not acknowledge messages, so the sender's requests succeed";
 const EMPTY: &str = "siw accepts no receives without elements";

@@ -135,7 +135,8 @@ impl Resolved {
     /// The request contains the queue pair's [`traffic_class`](rdma_qp::QueuePairBuilder::traffic_class) and
     /// [`ack_timeout`](rdma_qp::QueuePairBuilder::ack_timeout), which the listener's end can use, too.
     ///
-    /// On iWARP, this end must send the first message, which needs a receive that the listener's end has posted before.
+    /// On iWARP, this end must send the first message, which needs a receive that the listener's end has posted before. A
+    /// thread of its own makes the TCP connection, so this does not wait for it.
     ///
     /// With the kernel's rdma_cm, this waits for a route, for at most 30 s. The first queue pair without a traffic class
     /// uses the route that was resolved.
@@ -179,7 +180,10 @@ impl std::fmt::Debug for Resolved {
     }
 }
 
-/// A requested connection. Dropping it cancels the request.
+/// A requested connection. Dropping it cancels the request, and does not wait for the peer.
+///
+/// The queue pair of a dropped request is destroyed. On iWARP, the kernel keeps it until the peer has answered, or the
+/// kernel's time limit has passed. It is in the error state then.
 #[derive(Debug)]
 #[must_use = "dropping it cancels the request"]
 pub struct Connecting {

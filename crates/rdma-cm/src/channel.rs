@@ -23,7 +23,7 @@ use crate::happening::{Happening, Way};
 ///
 /// Clones are cheap, and are the same channel. All methods can be called from several threads.
 ///
-/// The channel has no thread. Messages of its connections are processed while a thread waits in [`next`](Self::next) or
+/// The channel has no thread, except for calls in which the kernel waits for an iWARP peer. Messages of its connections are processed while a thread waits in [`next`](Self::next) or
 /// in a `wait` method. So a program must wait, or poll the channel's [file](AsFd), while it has connections. Otherwise
 /// its peers receive no answers, and their requests fail after about a minute.
 ///

@@ -174,6 +174,6 @@ pub(super) fn set(file: &OwnedFd) {
 }
 
 /// Makes an eventfd or a timerfd unreadable.
-fn clear(file: &OwnedFd) {
+pub(super) fn clear(file: &OwnedFd) {
     let _ = read(file, &mut [0_u8; 8]);
 }

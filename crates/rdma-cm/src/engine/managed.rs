@@ -1,39 +1,44 @@
 //! Connections through the kernel's rdma_cm, with the system's librdmacm.
 
+mod apart;
 mod candidates;
 mod entry;
+#[cfg(test)]
+mod gated;
 mod iwarp;
 mod library;
+mod requests;
 mod resolution;
+mod steps;
 
 use std::collections::BTreeMap;
+use std::iter;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rdma_mem::Mtu;
-use rdma_proto::cm::wire::{Reason, Rejection, Resolution, SidrStatus};
+use rdma_mem::{Context, Mtu};
 use rdma_proto::cm::{Address, PortSpace};
-use rdma_qp::{QueuePair, QueuePairEndpoint};
 use rdma_sys::Errno;
-use rdma_types::{AckTimeout, Gid, Lid, Psn, Qpn};
+use rdma_types::{AckTimeout, Gid, Lid};
 
 pub(crate) use self::entry::Request;
 pub(crate) use self::iwarp::Half;
 
-use self::entry::{Entry, JOIN, Stage, check_type, endpoint_of, parameters_of};
+use self::entry::{Entry, JOIN, Stage, endpoint_of, parameters_of};
 use self::iwarp::{check_datagrams, is_iwarp};
 use self::library::{Channel, Id, RESOLVE_MS, Received, gid_of_path, system_error};
+use self::requests::Requests;
 use super::files::Watch;
 use super::groups::source_to;
-use super::path::{addresses, connect, end_at, ip_of, is_of_interface};
+use super::path::{addresses, end_at, ip_of, is_of_interface};
 use super::{Engine, Handle, NEXT, State};
 use crate::error::{End, Error};
 use crate::happening::{Happening, Queried, Requested, Way};
 use crate::options::BindOptions;
-use crate::parameters::{NO_ANSWER, Parameters, QKEY, Route};
+use crate::parameters::Route;
 
 /// The events that are received before other threads get their turn.
 const EVENTS: u32 = 64;
@@ -45,21 +50,28 @@ const HALF_OPEN: usize = 128;
 
 /// The IDs of a channel, by their tokens.
 pub(super) struct Managed {
-    // The IDs are destroyed before the channel.
     entries: BTreeMap<u64, Entry>,
     /// The results of resolutions, until the calls that wait for them have returned.
     reached: BTreeMap<u64, Result<Way, Error>>,
-    channel: Channel,
+    channel: Arc<Channel>,
+    /// Sends the requests of an iWARP device.
+    requests: Option<Requests>,
 }
 
 impl Managed {
-    pub(super) fn open() -> Result<Self, Error> {
-        Ok(Self { entries: BTreeMap::new(), reached: BTreeMap::new(), channel: Channel::open()? })
+    pub(super) fn open(context: &Context) -> Result<Self, Error> {
+        let requests = is_iwarp(context).then(Requests::open).transpose()?;
+        Ok(Self::with(Channel::open()?, requests))
     }
 
-    /// Returns the file that is readable when events have arrived.
-    pub(super) fn file(&self) -> BorrowedFd<'_> {
-        self.channel.as_fd()
+    const fn with(channel: Arc<Channel>, requests: Option<Requests>) -> Self {
+        Self { entries: BTreeMap::new(), reached: BTreeMap::new(), channel, requests }
+    }
+
+    /// Returns the files that are readable when events have arrived, or requests have failed.
+    pub(super) fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let requests = self.requests.iter().map(AsFd::as_fd);
+        iter::once(self.channel.as_fd()).chain(requests)
     }
 
     /// Adds an ID. Its token is new.
@@ -270,13 +282,13 @@ impl Engine {
         // The traffic class is part of the route.
         if let Some(handle) = resolved.filter(|_| request.traffic_class.is_none()) {
             let mut state = self.locked();
-            let managed = state.managed.as_mut();
-            let entry = managed.and_then(|managed| managed.entries.get_mut(&handle.token));
+            let Managed { entries, requests, .. } = state.managed.as_mut().ok_or(Error::Closed)?;
+            let entry = entries.get_mut(&handle.token);
             if let Some(entry) = entry.filter(|entry| entry.stage == Stage::Resolved) {
                 entry.request = Some(request);
                 // The file of the resolution is readable because of its event.
                 entry.watch = Watch::default();
-                let ended = entry.send_request();
+                let ended = entry.send_request(requests.as_ref());
                 self.add_managed(&mut state, handle.token, ended);
                 self.finish(&mut state, handle.token);
                 drop(state);
@@ -333,8 +345,9 @@ impl Engine {
         state.is_readable = false;
     }
 
-    /// Receives the events that have arrived.
+    /// Receives the events that have arrived, and ends connections whose requests were not sent.
     pub(super) fn receive_managed(&self, state: &mut State) {
+        self.end_unsent(state);
         for _ in 0..EVENTS {
             let Some(managed) = &mut state.managed else { return };
             let name = || NEXT.fetch_add(1, Ordering::Relaxed);
@@ -344,17 +357,33 @@ impl Engine {
             }
             let token = received.token;
             if let Some(id) = received.request.take() {
+                if managed.requests.is_some() {
+                    id.end_apart();
+                }
                 if let Some(requested) = self.requested(managed, token, id, received) {
                     state.events.push_back((token, requested));
                     state.is_readable = false;
                 }
                 continue;
             }
-            let Some(entry) = managed.entries.get_mut(&token) else { continue };
+            let Managed { entries, requests, .. } = managed;
+            let Some(entry) = entries.get_mut(&token) else { continue };
             let failure = (received.event, received.status);
-            let happening = entry.handle(self.context(), received);
+            let happening = entry.handle(self.context(), requests.as_ref(), received);
             self.add_managed(state, token, happening);
             self.resolved(state, token, failure);
+        }
+    }
+
+    /// Ends connections whose requests a thread could not send.
+    fn end_unsent(&self, state: &mut State) {
+        let requests = state.managed.as_ref().and_then(|managed| managed.requests.as_ref());
+        for (token, errno) in requests.map(Requests::take_unsent).unwrap_or_default() {
+            let managed = state.managed.as_mut();
+            let entry = managed.and_then(|managed| managed.entries.get_mut(&token));
+            let entry = entry.filter(|entry| entry.stage == Stage::Connecting);
+            let ended = entry.and_then(|entry| entry.end_unsent(errno));
+            self.add_managed(state, token, ended);
         }
     }
 
@@ -457,124 +486,19 @@ impl Engine {
         })
     }
 
-    /// Destroys a listener or connection, and the requests to a listener that the program has not received.
-    pub(super) fn remove_managed(state: &mut State, token: u64) {
+    /// Removes a listener or connection, and the requests to a listener that the program has not received. They end when
+    /// the result is dropped. The kernel may need time for this.
+    pub(super) fn remove_managed(state: &mut State, token: u64) -> Vec<Entry> {
         let queued = state.events.iter().filter(|(of, _)| *of == token);
         let requests: Vec<_> = queued.filter_map(|(_, event)| event.requester()).collect();
-        if let Some(managed) = &mut state.managed {
-            for token in requests.into_iter().chain([token]) {
-                managed.entries.remove(&token);
+        let Some(managed) = &mut state.managed else { return Vec::new() };
+        let tokens = requests.into_iter().chain([token]);
+        tokens
+            .filter_map(|token| {
                 managed.reached.remove(&token);
-            }
-        }
-    }
-}
-
-impl Handle {
-    /// Connects a queue pair to the peer's, through the states `INIT`, `RTR` and `RTS`. On iWARP, the kernel connects it
-    /// later, or has connected it.
-    pub(crate) fn connect(
-        &self,
-        queue_pair: Half,
-        peer: &QueuePairEndpoint,
-    ) -> Result<QueuePair, Error> {
-        let queue_pair = match queue_pair {
-            Half::Prepared(queue_pair) => *queue_pair,
-            Half::Initialized(queue_pair) => return Ok(*queue_pair),
-        };
-        if !self.engine.is_managed {
-            return Ok(connect(queue_pair, peer)?);
-        }
-        check_type(&queue_pair)?;
-        let attributes = self
-            .engine
-            .manage(self.token, "read the connection's path", |it| it.id.attributes())?;
-        Ok(queue_pair.connect_managed(&attributes)?)
-    }
-
-    /// Listens at the bound port.
-    pub(crate) fn listen(&self, address: SocketAddr) -> Result<(), Error> {
-        let engine = &self.engine;
-        engine.check_process()?;
-        let mut state = engine.locked();
-        let managed = state.managed.as_mut();
-        let entry = managed.and_then(|managed| managed.entries.get(&self.token));
-        let listens = entry.map_or(Err(Errno::EINVAL), |entry| entry.id.listen());
-        let device = || engine.context().device().name().to_owned();
-        listens.map_err(|errno| not_listening(errno, address, device()))
-    }
-
-    /// Sets the options of the bound port.
-    pub(crate) fn set_port_options(&self, options: BindOptions) {
-        let _ = self.engine.manage(self.token, "set the port's options", |entry| {
-            entry.id.set_port_options(options.is_shared, options.is_one_ip_version)
-        });
-    }
-
-    /// Answers a query.
-    pub(crate) fn answer(&self, qpn: Qpn, qkey: u32, private_data: &[u8]) -> Result<(), Error> {
-        if !self.engine.is_managed {
-            let status = SidrStatus::VALID;
-            let resolution = Resolution { status, qpn, qkey, private_data, ..NO_ANSWER };
-            return self.change(|peer, _| peer.answer(&resolution));
-        }
-        if qkey != QKEY {
-            return Err(Error::QueueKey { qkey });
-        }
-        self.engine.manage(self.token, "answer the query", |entry| {
-            entry.id.accept(&Parameters::new(qpn, Psn::masked(0)), private_data)?;
-            entry.stage = Stage::Over;
-            Ok(())
-        })
-    }
-
-    /// Refuses a query.
-    pub(crate) fn refuse(&self, private_data: &[u8]) -> Result<(), Error> {
-        if !self.engine.is_managed {
-            let resolution = Resolution { private_data, ..NO_ANSWER };
-            return self.change(|peer, _| peer.answer(&resolution));
-        }
-        self.reject(Reason::CONSUMER_DEFINED, private_data)
-    }
-
-    /// Confirms that this end is ready, after the peer's answer.
-    pub(crate) fn establish(&self) -> Result<(), Error> {
-        if !self.engine.is_managed {
-            return self.change(|peer, _| peer.ready());
-        }
-        self.engine.manage(self.token, "establish the connection", |entry| {
-            if !self.engine.is_iwarp() {
-                entry.id.establish()?;
-            }
-            entry.stage = Stage::Established;
-            Ok(())
-        })
-    }
-
-    /// Accepts a request.
-    pub(crate) fn accept(&self, own: Parameters, private_data: &[u8]) -> Result<(), Error> {
-        if !self.engine.is_managed {
-            return self.change(|peer, now| peer.accept_with(now, own, private_data));
-        }
-        self.engine.manage(self.token, "accept the request", |entry| {
-            let own = entry.peer.map_or(own, |peer| own.within(&peer));
-            entry.id.accept(&own, private_data)?;
-            entry.stage = Stage::Accepted;
-            Ok(())
-        })
-    }
-
-    /// Rejects a request. The kernel's rdma_cm has no other reason than [`Reason::CONSUMER_DEFINED`].
-    pub(crate) fn reject(&self, reason: Reason, private_data: &[u8]) -> Result<(), Error> {
-        if !self.engine.is_managed {
-            let rejection = Rejection { private_data, ..Rejection::new(reason) };
-            return self.change(|peer, now| peer.reject(now, &rejection));
-        }
-        self.engine.manage(self.token, "reject the request", |entry| {
-            entry.id.reject(private_data)?;
-            entry.stage = Stage::Over;
-            Ok(())
-        })
+                managed.entries.remove(&token)
+            })
+            .collect()
     }
 }
 

@@ -1,6 +1,6 @@
 //! The engine of an event channel: its sockets, connections and events.
 //!
-//! No thread belongs to a channel. A thread that waits for an event processes the messages of all connections. If
+//! No thread belongs to a channel, except for calls in which the kernel waits for an iWARP peer. A thread that waits for an event processes the messages of all connections. If
 //! several threads wait, one of them does this, and the others sleep until it is done.
 
 mod files;
@@ -108,8 +108,10 @@ impl Engine {
         let is_managed = is_installed(context.verbs());
         let mut member = None;
         if is_managed {
-            let managed = state.managed.insert(Managed::open()?);
-            files.add(managed.file(), MADS[0]).map_err(failed)?;
+            let managed = state.managed.insert(Managed::open(context)?);
+            for (file, key) in managed.files().zip(MADS) {
+                files.add(file, key).map_err(&failed)?;
+            }
         } else {
             member = Member::join(context)?.map(Arc::new);
             for (file, key) in member.iter().flat_map(|member| member.files()).zip(MADS) {
@@ -339,15 +341,19 @@ impl Engine {
         Ok(())
     }
 
-    /// Removes a listener or connection, with its events. Never waits. Does nothing in a forked child: the connection
-    /// belongs to the parent.
+    /// Removes a listener or connection, with its events. Never waits for a peer, and lets no other thread wait for the
+    /// kernel. Does nothing in a forked child: the connection belongs to the parent.
     fn release(&self, token: u64) {
         if self.check_process().is_err() {
             return;
         }
         let mut state = self.locked();
+        let ended = Self::remove_managed(&mut state, token);
         self.remove(&mut state, token);
         self.finish(&mut state, token);
+        drop(state);
+        // The kernel may need time to destroy their IDs.
+        drop(ended);
     }
 
     pub(crate) fn close(&self) {
@@ -519,7 +525,7 @@ impl Engine {
 
     fn remove(&self, state: &mut State, token: u64) {
         state.set_deadline(token, None);
-        Self::remove_managed(state, token);
+        drop(Self::remove_managed(state, token));
         if let Some(listening) = state.listeners.remove(&token) {
             self.files.remove(listening.socket());
             Self::stop_listening_outside(state, listening.service());

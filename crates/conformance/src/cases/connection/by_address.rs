@@ -69,7 +69,7 @@ pub(in crate::cases) fn address_of(context: &Context) -> IpAddr {
     own_address(context).unwrap_or(Ipv4Addr::LOCALHOST).into()
 }
 
-fn is_iwarp(context: &Context) -> bool {
+pub(in crate::cases) fn is_iwarp(context: &Context) -> bool {
     context.device().transport_type() == TransportType::IWARP
 }
 

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use rdma_mem::{Context, Mtu};
 use rdma_proto::cm::wire::{Reason, SidrStatus};
@@ -14,6 +15,7 @@ use rdma_types::{AckTimeout, Lid, Psn, Qpn};
 use super::candidates::Candidates;
 use super::iwarp::{self, is_iwarp};
 use super::library::{Datagram, Id, Received, gid_of_path};
+use super::requests::Requests;
 use crate::engine::files::Watch;
 use crate::engine::path::end_at;
 use crate::error::{End, Error, Phase};
@@ -25,8 +27,8 @@ use crate::parameters::{Answered, Parameters, Route};
 pub(super) const JOIN: &str = "join the group";
 
 /// A listener or connection.
-pub(super) struct Entry {
-    pub(super) id: Id,
+pub(in crate::engine) struct Entry {
+    pub(super) id: Arc<Id>,
     pub(super) stage: Stage,
     /// The REQ, until it is sent.
     pub(super) request: Option<Request>,
@@ -163,7 +165,7 @@ const fn reaction(event: Kind, stage: Stage, has_request: bool) -> Reaction {
 impl Entry {
     pub(super) fn new(id: Id, stage: Stage) -> Self {
         Self {
-            id,
+            id: Arc::new(id),
             stage,
             request: None,
             candidates: None,
@@ -175,8 +177,13 @@ impl Entry {
         }
     }
 
-    /// Processes an event, and returns the one for the program.
-    pub(super) fn handle(&mut self, context: &Context, received: Received) -> Option<Happening> {
+    /// Processes an event, and returns the one for the program. `requests` sends the REQ of an iWARP device.
+    pub(super) fn handle(
+        &mut self,
+        context: &Context,
+        requests: Option<&Requests>,
+        received: Received,
+    ) -> Option<Happening> {
         let Received { event, status, parameters, datagram, private_data, .. } = received;
         match reaction(event, self.stage, self.request.is_some() || self.group.is_some()) {
             Reaction::Ignore => {
@@ -193,7 +200,7 @@ impl Entry {
             }
             Reaction::SendRequest => {
                 self.stage = Stage::Resolved;
-                self.send_request()
+                self.send_request(requests)
             }
             Reaction::Unresolve => {
                 self.stage = Stage::Unresolved;
@@ -297,13 +304,21 @@ impl Entry {
         }
     }
 
-    /// Sends the REQ, if there is one.
-    pub(super) fn send_request(&mut self) -> Option<Happening> {
+    /// Sends the REQ, if there is one. `requests` sends it for an iWARP device.
+    pub(super) fn send_request(&mut self, requests: Option<&Requests>) -> Option<Happening> {
         let request = self.request.take()?;
         // Kernels before Linux 5.1 do not have the option, and offer the path's timeout.
         let _ = self.id.set_byte(option::ACK_TIMEOUT, request.ack_timeout.code());
         self.stage = Stage::Connecting;
-        let errno = self.id.connect(&request.own, &request.private_data).err()?;
+        let sent = match requests {
+            Some(requests) => requests.send(&self.id, request),
+            None => self.id.connect(&request.own, &request.private_data),
+        };
+        self.end_unsent(sent.err()?)
+    }
+
+    /// Ends a connection whose REQ could not be sent.
+    pub(super) fn end_unsent(&mut self, errno: Errno) -> Option<Happening> {
         match iwarp::end_of_request(errno) {
             Some(end) => self.end(end),
             None => self.fail("send the request", errno),
@@ -364,12 +379,11 @@ pub(super) fn endpoint_of(peer: &Parameters, mtu: Option<Mtu>) -> QueuePairEndpo
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
-
     use rdma_sys::ibv_ah_attr;
-    use test_support::program::{dropin, in_own_process_with, is_emulated};
+    use test_support::program::{in_own_process_with, is_emulated};
 
     use super::*;
+    use crate::engine::managed::gated::over_library;
     use crate::engine::managed::library::{Channel, parameters};
 
     const STAGES: [Stage; 13] = [
@@ -439,14 +453,6 @@ mod tests {
         assert_eq!(unknown, ['.'; 13], "events of later versions are ignored");
     }
 
-    /// Uses the drop-in libraries as the system's.
-    fn over_library(program: &mut Command) {
-        let folder = dropin();
-        program.env("RDMA_LIBIBVERBS", folder.join("libibverbs.so.1"));
-        program.env("RDMA_LIBRDMACM", folder.join("librdmacm.so.1"));
-        program.env_remove("RDMA_PROVIDERS");
-    }
-
     /// Processes an event for a new ID in a stage, which has resolved a group.
     fn handled(
         context: &Context,
@@ -461,7 +467,7 @@ mod tests {
         let (token, status, request, private_data) = (1, 0, None, Vec::new());
         let received =
             Received { token, event, status, request, parameters, datagram, private_data };
-        Entry::new(id, stage).handle(context, received).expect("an event")
+        Entry::new(id, stage).handle(context, None, received).expect("an event")
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Connections of iWARP devices, which the kernel makes over TCP.
 //!
-//! They differ from others in four ways. The kernel moves the queue pairs to RTS, by their numbers. It establishes an
+//! They differ from others in these ways. The kernel moves the queue pairs to RTS, by their numbers. It establishes an
 //! accepted connection without a further message. No message has the number of a queue pair, and private data is not
-//! padded. A port without a listener refuses the TCP connection.
+//! padded. A port without a listener refuses the TCP connection. The kernel's calls may wait for the peer
+//! ([`apart`]).
 
 use rdma_mem::{Context, Mtu};
 use rdma_proto::cm::Address;
@@ -12,6 +13,7 @@ use rdma_sys::Errno;
 use rdma_sys::cm::rdma_cm_event_type as Kind;
 use rdma_types::{AckTimeout, GidType, TransportType};
 
+use super::apart;
 use super::library::{Id, Received};
 use crate::error::{End, Error, Phase};
 use crate::parameters::Route;
@@ -33,17 +35,43 @@ pub(super) fn check_datagrams(context: &Context) -> Result<(), Error> {
 #[derive(Debug)]
 pub(crate) enum Half {
     Prepared(Box<PreparedQueuePair>),
-    /// The kernel moves it to RTS.
-    Initialized(Box<QueuePair>),
+    Initialized(Initialized),
 }
 
 impl Half {
     /// Moves a queue pair on iWARP to INIT, before the kernel connects it.
     pub(crate) fn new(queue_pair: PreparedQueuePair) -> Result<Self, Error> {
         if is_iwarp(queue_pair.pd().context()) {
-            return Ok(Self::Initialized(Box::new(queue_pair.initialize()?)));
+            let queue_pair = Box::new(queue_pair.initialize()?);
+            return Ok(Self::Initialized(Initialized(Some(queue_pair))));
         }
         Ok(Self::Prepared(Box::new(queue_pair)))
+    }
+}
+
+/// A queue pair that the kernel moves to RTS.
+///
+/// If it is dropped before, it receives nothing more, and another thread destroys it. The kernel keeps it until the peer
+/// has answered, or the kernel's time limit has passed.
+#[derive(Debug)]
+pub(crate) struct Initialized(Option<Box<QueuePair>>);
+
+impl Initialized {
+    /// Returns the queue pair that the kernel connects.
+    pub(crate) fn into_queue_pair(mut self) -> Option<QueuePair> {
+        self.0.take().map(|queue_pair| *queue_pair)
+    }
+}
+
+impl Drop for Initialized {
+    fn drop(&mut self) {
+        let Some(queue_pair) = self.0.take() else { return };
+        // A forked child destroys nothing.
+        if queue_pair.pd().context().check_process().is_ok() {
+            // In the error state, the kernel does not connect it. Its receives may be those of a shared receive queue.
+            let _ = queue_pair.to_error();
+            let _ = apart::spawn(move || drop(queue_pair));
+        }
     }
 }
 

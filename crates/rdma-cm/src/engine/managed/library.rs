@@ -1,7 +1,8 @@
 //! Event channels and IDs of the system's librdmacm.
 //!
-//! The engine uses them while its state is locked. So one thread at a time uses an ID, and no thread has an event that is
-//! not acknowledged. `rdma_destroy_id`, which waits for such events, therefore never waits.
+//! The engine uses them while its state is locked, and acknowledges each event before it unlocks the state. So
+//! `rdma_destroy_id` waits for no event that a thread keeps. On iWARP, `rdma_connect` and `rdma_destroy_id` wait for the
+//! peer. Threads of their own make these calls, without the lock ([`apart`](super::apart)).
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int, c_void};
@@ -9,6 +10,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rdma_mem::{Context, Guid};
 use rdma_proto::cm::PortSpace;
@@ -21,21 +24,24 @@ use rdma_sys::{Errno, Process, ibv_ah_attr, ibv_qp_attr, ibv_qp_state};
 use rdma_types::Gid;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
+use super::apart;
 use crate::error::Error;
 use crate::parameters::Parameters;
 
 /// A number that identifies an ID of this process. The ID's context has it, too.
-type Token = u64;
+pub(super) type Token = u64;
 
-/// A non-blocking event channel. It is destroyed after its IDs.
+/// A non-blocking event channel. Its IDs keep it, so it is destroyed after them.
 pub(super) struct Channel {
     library: &'static Librdmacm,
     raw: NonNull<rdma_event_channel>,
     process: Process,
 }
 
-// SAFETY: SAFETY.md F32: the functions of librdmacm may be called by any thread, and one thread at a time has the channel.
+// SAFETY: SAFETY.md F32: the functions of librdmacm may be called by any thread, and do not change the channel's struct.
 unsafe impl Send for Channel {}
+// SAFETY: as above, also by several threads at a time.
+unsafe impl Sync for Channel {}
 
 /// An event, which was acknowledged.
 pub(super) struct Received {
@@ -61,8 +67,12 @@ pub(super) struct Datagram {
 }
 
 impl Channel {
-    pub(super) fn open() -> Result<Self, Error> {
-        let library = cm::librdmacm()?;
+    pub(super) fn open() -> Result<Arc<Self>, Error> {
+        Self::open_with(cm::librdmacm()?)
+    }
+
+    /// Opens a channel of a library.
+    pub(super) fn open_with(library: &'static Librdmacm) -> Result<Arc<Self>, Error> {
         // SAFETY: the call needs nothing (SAFETY.md F2).
         let raw = Errno::check_null(unsafe { (library.create_event_channel)() })
             .map_err(|errno| Error::NoKernel { source: system_error(errno) })?;
@@ -71,11 +81,11 @@ impl Channel {
         fcntl_getfl(file)
             .and_then(|flags| fcntl_setfl(file, flags | OFlags::NONBLOCK))
             .map_err(Error::system("open an event channel"))?;
-        Ok(channel)
+        Ok(Arc::new(channel))
     }
 
     /// Returns the next event that has arrived. `name` returns a token for a new connection.
-    pub(super) fn next(&self, name: impl FnOnce() -> Token) -> Option<Received> {
+    pub(super) fn next(self: &Arc<Self>, name: impl FnOnce() -> Token) -> Option<Received> {
         let mut raw = ptr::null_mut();
         // SAFETY: the channel is live, and the pointer is writable (SAFETY.md F1, F2).
         let returned = unsafe { (self.library.get_cm_event)(self.raw.as_ptr(), &raw mut raw) };
@@ -88,7 +98,7 @@ impl Channel {
     }
 
     fn read(
-        &self,
+        self: &Arc<Self>,
         event: NonNull<rdma_cm_event>,
         name: impl FnOnce() -> Token,
     ) -> Option<Received> {
@@ -97,12 +107,12 @@ impl Channel {
         let id = NonNull::new(event.id)?;
         let is_request = event.event == rdma_cm_event_type::CONNECT_REQUEST;
         let of = NonNull::new(event.listen_id).filter(|_| is_request).unwrap_or(id);
-        // SAFETY: SAFETY.md F32: the ID is live, because only this process's engine destroys it, while no event is read.
+        // SAFETY: SAFETY.md F32: the ID is live, because its end waits until the event is acknowledged.
         let context = unsafe { (*of.as_ptr()).context };
         // SAFETY: SAFETY.md F4, F32: all bytes of the union are initialised. Its members begin with the same fields, those of
         // the private data, and the others are integers.
         let parameters = unsafe { event.param.conn };
-        // SAFETY: SAFETY.md F32: the ID is live.
+        // SAFETY: SAFETY.md F32: the ID is live, as above.
         let space = unsafe { (*of.as_ptr()).ps };
         // SAFETY: SAFETY.md F4, F32: all bytes of the union are initialised.
         let rdma_ud_param { ah_attr: address, qp_num: qpn, qkey, .. } = unsafe { event.param.ud };
@@ -121,7 +131,7 @@ impl Channel {
     }
 
     /// Creates an ID for a port space.
-    pub(super) fn create_id(&self, token: Token, space: PortSpace) -> Result<Id, Errno> {
+    pub(super) fn create_id(self: &Arc<Self>, token: Token, space: PortSpace) -> Result<Id, Errno> {
         let mut raw = ptr::null_mut();
         let (create, channel) = (self.library.create_id, self.raw.as_ptr());
         let space = match space {
@@ -157,16 +167,29 @@ impl Drop for Channel {
 
 /// An ID, which is destroyed when this is dropped. It has no queue pair.
 pub(super) struct Id {
-    library: &'static Librdmacm,
-    raw: NonNull<rdma_cm_id>,
+    channel: Arc<Channel>,
+    raw: Raw,
     token: Token,
     /// The multicast group that was joined.
-    group: Option<SocketAddr>,
-    process: Process,
+    group: OnceLock<SocketAddr>,
+    /// Whether the kernel may wait for the peer when it destroys the ID.
+    waits: AtomicBool,
 }
 
-// SAFETY: SAFETY.md F32: the functions of librdmacm may be called by any thread, and one thread at a time has the ID.
-unsafe impl Send for Id {}
+/// The pointer to an ID.
+#[derive(Clone, Copy)]
+struct Raw(NonNull<rdma_cm_id>);
+
+// SAFETY: SAFETY.md F32: the functions of librdmacm may be called by any thread.
+unsafe impl Send for Raw {}
+// SAFETY: SAFETY.md F32: as above. No function changes what another thread reads at the same time.
+unsafe impl Sync for Raw {}
+
+impl Raw {
+    const fn as_ptr(self) -> *mut rdma_cm_id {
+        self.0.as_ptr()
+    }
+}
 
 /// Defines methods that call a function of the library, with arguments that are numbers.
 macro_rules! calls {
@@ -175,7 +198,7 @@ macro_rules! calls {
             $(#[$doc])*
             pub(super) fn $method(&self) -> Result<(), Errno> {
                 // SAFETY: the ID is live (SAFETY.md F1, F2).
-                checked(unsafe { (self.library.$field)(self.raw.as_ptr() $(, $argument)*) })
+                checked(unsafe { (self.channel.library.$field)(self.raw.as_ptr() $(, $argument)*) })
             }
         )+
     };
@@ -195,13 +218,23 @@ impl Id {
     }
 
     /// Takes an ID that the library has created.
-    fn new(channel: &Channel, raw: NonNull<rdma_cm_id>, token: Token) -> Self {
-        let Channel { library, process, .. } = *channel;
+    fn new(channel: &Arc<Channel>, raw: NonNull<rdma_cm_id>, token: Token) -> Self {
         #[allow(clippy::cast_possible_truncation)] // the crate needs pointers of 64 bits
         let context = ptr::without_provenance_mut(token as usize);
         // SAFETY: SAFETY.md F32: the ID is live, and this field belongs to the program.
         unsafe { (*raw.as_ptr()).context = context };
-        Self { library, raw, token, group: None, process }
+        let (channel, raw) = (Arc::clone(channel), Raw(raw));
+        Self { channel, raw, token, group: OnceLock::new(), waits: AtomicBool::new(false) }
+    }
+
+    /// Lets another thread destroy the ID, because the kernel may wait for the peer then.
+    pub(super) fn end_apart(&self) {
+        self.waits.store(true, Ordering::Relaxed);
+    }
+
+    /// Destroys the ID in this thread, which may wait for the peer.
+    pub(super) fn end_here(self) {
+        self.waits.store(false, Ordering::Relaxed);
     }
 
     pub(super) const fn token(&self) -> Token {
@@ -212,7 +245,7 @@ impl Id {
         let mut address = storage(address);
         let address = (&raw mut address).cast();
         // SAFETY: the ID is live, and the address has the length of its family (SAFETY.md F1, F2).
-        checked(unsafe { (self.library.bind_addr)(self.raw.as_ptr(), address) })
+        checked(unsafe { (self.channel.library.bind_addr)(self.raw.as_ptr(), address) })
     }
 
     pub(super) fn resolve_address(
@@ -225,16 +258,16 @@ impl Id {
         let mut to = storage(to);
         let (id, to) = (self.raw.as_ptr(), (&raw mut to).cast());
         // SAFETY: the ID is live, and the addresses have the lengths of their families; one may be NULL (SAFETY.md F1, F2).
-        checked(unsafe { (self.library.resolve_addr)(id, source, to, RESOLVE_MS) })
+        checked(unsafe { (self.channel.library.resolve_addr)(id, source, to, RESOLVE_MS) })
     }
 
     /// Joins a multicast group.
-    pub(super) fn join(&mut self, group: SocketAddr) -> Result<(), Errno> {
+    pub(super) fn join(&self, group: SocketAddr) -> Result<(), Errno> {
         let mut address = storage(group);
         let (id, address) = (self.raw.as_ptr(), (&raw mut address).cast());
         // SAFETY: the ID is live, and the address has the length of its family (SAFETY.md F1, F2).
-        checked(unsafe { (self.library.join_multicast)(id, address, ptr::null_mut()) })?;
-        self.group = Some(group);
+        checked(unsafe { (self.channel.library.join_multicast)(id, address, ptr::null_mut()) })?;
+        let _ = self.group.set(group);
         Ok(())
     }
 
@@ -242,20 +275,20 @@ impl Id {
     pub(super) fn connect(&self, own: &Parameters, private_data: &[u8]) -> Result<(), Errno> {
         let mut parameters = parameters(own, private_data);
         // SAFETY: the ID is live, and the parameters and their data are valid (SAFETY.md F1, F2).
-        checked(unsafe { (self.library.connect)(self.raw.as_ptr(), &raw mut parameters) })
+        checked(unsafe { (self.channel.library.connect)(self.raw.as_ptr(), &raw mut parameters) })
     }
 
     /// Sends a REP, or a SIDR_REP.
     pub(super) fn accept(&self, own: &Parameters, private_data: &[u8]) -> Result<(), Errno> {
         let mut parameters = parameters(own, private_data);
         // SAFETY: the ID is live, and the parameters and their data are valid (SAFETY.md F1, F2).
-        checked(unsafe { (self.library.accept)(self.raw.as_ptr(), &raw mut parameters) })
+        checked(unsafe { (self.channel.library.accept)(self.raw.as_ptr(), &raw mut parameters) })
     }
 
     pub(super) fn reject(&self, private_data: &[u8]) -> Result<(), Errno> {
         let (id, data) = (self.raw.as_ptr(), private_data.as_ptr().cast());
         // SAFETY: the ID is live, and the data has this length (SAFETY.md F1, F2).
-        checked(unsafe { (self.library.reject)(id, data, length_of(private_data)) })
+        checked(unsafe { (self.channel.library.reject)(id, data, length_of(private_data)) })
     }
 
     /// Sets an option whose value is a byte.
@@ -279,7 +312,7 @@ impl Id {
         value: *mut c_void,
         length: usize,
     ) -> Result<(), Errno> {
-        let set = self.library.set_option;
+        let set = self.channel.library.set_option;
         // SAFETY: the ID is live, and the value has its length by this function's contract (SAFETY.md F1, F2).
         checked(unsafe { set(self.raw.as_ptr(), level, name, value, length) })
     }
@@ -290,7 +323,7 @@ impl Id {
             [ibv_qp_state::IBV_QPS_INIT, ibv_qp_state::IBV_QPS_RTR, ibv_qp_state::IBV_QPS_RTS];
         let mut all = states.map(|qp_state| ibv_qp_attr { qp_state, ..ibv_qp_attr::default() });
         for attributes in &mut all {
-            let (init, id, mut mask) = (self.library.init_qp_attr, self.raw.as_ptr(), 0);
+            let (init, id, mut mask) = (self.channel.library.init_qp_attr, self.raw.as_ptr(), 0);
             // SAFETY: the ID is live, and the attributes and the mask are writable (SAFETY.md F1, F2).
             checked(unsafe { init(id, attributes, &raw mut mask) })?;
         }
@@ -379,17 +412,35 @@ impl Id {
 impl Drop for Id {
     fn drop(&mut self) {
         // The ID of a forked child is the parent's.
-        if self.process.is_current() {
-            if let Some(group) = self.group {
-                let mut address = storage(group);
-                let (id, address) = (self.raw.as_ptr(), (&raw mut address).cast());
-                // SAFETY: the ID is live, its events were acknowledged, and the address has the length of its family
-                // (SAFETY.md F1, F2, F32).
-                unsafe { (self.library.leave_multicast)(id, address) };
+        if self.channel.process.is_current() {
+            let (channel, group) = (Arc::clone(&self.channel), self.group.get().copied());
+            let ending = Ending { channel, raw: self.raw, group };
+            if self.waits.load(Ordering::Relaxed) {
+                // Without another thread, this one destroys the ID.
+                let _ = apart::spawn(move || drop(ending));
             }
-            // SAFETY: the ID is live, its events were acknowledged, and nothing uses it again (SAFETY.md F1, F2, F32).
-            unsafe { (self.library.destroy_id)(self.raw.as_ptr()) };
         }
+    }
+}
+
+/// An ID that nothing else uses, which is destroyed when this is dropped.
+struct Ending {
+    channel: Arc<Channel>,
+    raw: Raw,
+    group: Option<SocketAddr>,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let (library, id) = (self.channel.library, self.raw.as_ptr());
+        if let Some(group) = self.group {
+            let mut address = storage(group);
+            let address = (&raw mut address).cast();
+            // SAFETY: the ID is live, and the address has the length of its family (SAFETY.md F1, F2, F32).
+            unsafe { (library.leave_multicast)(id, address) };
+        }
+        // SAFETY: the ID is live, and nothing else uses it again (SAFETY.md F1, F2, F32).
+        unsafe { (library.destroy_id)(id) };
     }
 }
 

@@ -1,0 +1,119 @@
+//! Cases for connections of iWARP devices, which the kernel makes over TCP.
+
+use std::io::Read as _;
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
+
+use rdma_cm::{Connecting, End, Error, EventChannel, Listener, PreparedQueuePair, Reason};
+use rdma_mem::ProtectionDomain;
+use rdma_qp::{CompletionQueue, prelude::*};
+
+use crate::case::cases;
+use crate::cases::connection::by_address::{BOUND, address_of, is_iwarp, open};
+use crate::device::Device;
+
+cases![
+    a_host_that_does_not_answer_delays_no_other_connection,
+    a_peer_that_does_not_answer_delays_no_other_connection,
+    requests_that_the_program_does_not_answer_are_rejected,
+];
+
+/// The length of a request without private data (RFC 5044, section 7.1).
+const REQUEST: usize = 20;
+/// The connections to a silent peer. If each waited until `siw` gives up, which takes 10 s, the case would be killed.
+const SILENT: usize = 16;
+
+struct Node {
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+    channel: EventChannel,
+    ip: IpAddr,
+}
+
+impl Node {
+    fn new(device: &Device) -> Self {
+        let (context, channel) = open(device);
+        device.needs(is_iwarp(&context), "the device does not speak iWARP");
+        let pd = context.allocate_pd().unwrap();
+        let cq = CompletionQueue::create(&context, 64).unwrap();
+        Self { pd, cq, channel, ip: address_of(&context) }
+    }
+
+    fn queue_pair(&self) -> PreparedQueuePair {
+        self.pd.create_qp().send_cq(&self.cq).recv_cq(&self.cq).build().unwrap()
+    }
+
+    fn listen(&self) -> Listener {
+        Listener::bind(&self.channel, (self.ip, 0)).unwrap()
+    }
+
+    /// Connects two queue pairs of the device, and disconnects them.
+    fn connect(&self) {
+        let listener = self.listen();
+        let resolved = self.channel.resolve(listener.local_address()).unwrap();
+        let connecting = resolved.connect(self.queue_pair(), b"").unwrap();
+        let request = listener.incoming(BOUND).unwrap();
+        let accepted = request.prepare(self.queue_pair()).unwrap().accept(b"").unwrap();
+        let active = connecting.wait(BOUND).unwrap().establish().unwrap();
+        let passive = accepted.wait(BOUND).unwrap();
+        drop(active);
+        assert!(matches!(passive.wait(BOUND).unwrap(), End::Disconnected { .. }));
+    }
+}
+
+#[track_caller]
+fn expect_rejected(connecting: Connecting) {
+    let Err(Error::Ended(End::Rejected { reason, .. })) = connecting.wait(BOUND) else { panic!() };
+    assert_eq!(reason, Reason::CONSUMER_DEFINED);
+}
+
+fn a_host_that_does_not_answer_delays_no_other_connection(device: &Device) {
+    let node = Node::new(device);
+    device.needs(&**device == "siw0", "only the interface of siw0 is known to reach no host");
+    let IpAddr::V4(ip) = node.ip else { panic!("an IPv6 address") };
+    // The kernel repeats the first packet of the TCP connection for about two minutes.
+    let nobody = Ipv4Addr::from_bits(ip.to_bits() ^ 64);
+    let resolved = node.channel.resolve((nobody, 7471)).unwrap();
+    let connecting = resolved.connect(node.queue_pair(), b"").unwrap();
+    node.connect();
+    drop(connecting);
+    node.connect();
+}
+
+fn a_peer_that_does_not_answer_delays_no_other_connection(device: &Device) {
+    let node = Node::new(device);
+    let silent = TcpListener::bind((node.ip, 0)).unwrap();
+    let resolved = node.channel.resolve(silent.local_addr().unwrap()).unwrap();
+    // The peer keeps the TCP connections.
+    let _streams: Vec<_> = (0..SILENT)
+        .map(|_| {
+            let connecting = resolved.connect(node.queue_pair(), b"").unwrap();
+            let (mut stream, _) = silent.accept().unwrap();
+            stream.read_exact(&mut [0; REQUEST]).unwrap();
+            node.connect();
+            drop(connecting);
+            node.connect();
+            stream
+        })
+        .collect();
+}
+
+fn requests_that_the_program_does_not_answer_are_rejected(device: &Device) {
+    let node = Node::new(device);
+    let listener = node.listen();
+    let resolved = node.channel.resolve(listener.local_address()).unwrap();
+    let connect = || resolved.connect(node.queue_pair(), b"").unwrap();
+    let connecting = connect();
+    drop(listener.incoming(BOUND).unwrap());
+    expect_rejected(connecting);
+    let connecting = connect();
+    drop(listener.incoming(BOUND).unwrap().prepare(node.queue_pair()).unwrap());
+    expect_rejected(connecting);
+    // The program receives one request. The other one has arrived, or finds no listener.
+    let both = [connect(), connect()];
+    let request = listener.incoming(BOUND).unwrap();
+    drop((listener, request));
+    for connecting in both {
+        let error = connecting.wait(BOUND).unwrap_err();
+        assert!(matches!(error, Error::Ended(_)), "{error}");
+    }
+}
