@@ -107,7 +107,7 @@ impl Phase {
             }
             Self::Connect | Self::Accept => {
                 "that its program calls `next` or `wait`; on another host, also that its device listens at the address, and \
-                 that no firewall drops UDP port 4791"
+                 that no firewall drops UDP port 4791, or on iWARP the TCP port"
             }
         }
     }

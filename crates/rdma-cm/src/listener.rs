@@ -147,7 +147,7 @@ impl ConnectionRequest {
         self.requested.route.destination
     }
 
-    /// Returns the peer's private data, of 56 bytes: padded with zeros.
+    /// Returns the peer's private data, of 56 bytes: padded with zeros. On iWARP, a C program may send up to 255 bytes.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.requested.private_data
@@ -170,7 +170,8 @@ impl ConnectionRequest {
             queue_pair.set_traffic_class(self.requested.route.traffic_class);
         }
         let (mtu, peer) = (queue_pair.endpoint().mtu(), self.requested.endpoint);
-        if mtu < peer.mtu() {
+        // TCP has no MTU of a path.
+        if mtu < peer.mtu() && !self.handle.engine.is_iwarp() {
             self.handle.reject(Reason::INVALID_MTU, &[])?;
             return Err(Error::Mtu { own: mtu, peer: peer.mtu() });
         }

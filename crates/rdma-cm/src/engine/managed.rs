@@ -238,12 +238,13 @@ impl Engine {
             check_datagrams(self.context())?;
         }
         let device = || self.context().device().name().to_owned();
+        let at = (iwarp::listening_at(self.context(), address.ip()), address.port()).into();
         let (mut other, mut port) = (None, address.port());
         let begun = self.begin(space, Stage::Listening, |entry| {
             entry.bound = Some(address.ip());
             let id = &entry.id;
             id.set_port_options(options.is_shared, options.is_one_ip_version)?;
-            id.bind(address)?;
+            id.bind(at)?;
             other = id.check_device(self.context()).err();
             let [own, _] = id.addresses();
             port = own.map_or(port, |own| own.port());

@@ -8,7 +8,8 @@ use rdma_async::{ConnectionOptions, Driver};
 use rdma_channel::prelude::*;
 use rdma_channel::{Channel, LeftReason, ServerEvent};
 use rdma_cm::{
-    Connection, End, Error, EventChannel, Listener, PreparedQueuePair, Reason, unmanaged,
+    Accepting, Connection, ConnectionRequest, End, Error, EventChannel, Listener,
+    PreparedQueuePair, Reason, Resolved, unmanaged,
 };
 use rdma_mem::{BufferPool, Context, ProtectionDomain, RemoteMemoryRegion};
 use rdma_qp::{
@@ -28,6 +29,7 @@ cases![
     what_iwarp_lacks_is_refused_by_name,
     a_port_without_a_listener_rejects,
     a_rejection_has_its_private_data,
+    private_data_of_the_maximum_length_arrives,
     an_end_that_is_dropped_disconnects_its_peer,
     a_closed_channel_wakes_its_waiters,
 ];
@@ -265,6 +267,36 @@ fn a_rejection_has_its_private_data(device: &Device) {
     };
     assert_eq!(reason, Reason::CONSUMER_DEFINED);
     assert_eq!((private_data.len(), &private_data[..5]), (148, &b"full\0"[..]));
+}
+
+fn private_data_of_the_maximum_length_arrives(device: &Device) {
+    let node = Node::new(device);
+    let listener = node.listen();
+    let resolved = node.channel.resolve(listener.local_address()).unwrap();
+    let bytes = |count: usize| (1..=255).cycle().take(count).collect::<Vec<u8>>();
+    let most = [
+        Resolved::MAX_PRIVATE_DATA,
+        Accepting::MAX_PRIVATE_DATA,
+        ConnectionRequest::MAX_PRIVATE_DATA,
+    ];
+    assert_eq!(most, [56, 196, 148]);
+    let [request, reply, rejection] = most.map(bytes);
+
+    let connecting = resolved.connect(node.queue_pair(), &request).unwrap();
+    let requested = listener.incoming(BOUND).unwrap();
+    assert_eq!(requested.private_data(), request);
+    let _accepted = requested.prepare(node.queue_pair()).unwrap().accept(&reply).unwrap();
+    assert_eq!(connecting.wait(BOUND).unwrap().private_data(), reply);
+
+    let connecting = resolved.connect(node.queue_pair(), &request).unwrap();
+    listener.incoming(BOUND).unwrap().reject(&rejection).unwrap();
+    let Err(Error::Ended(End::Rejected { private_data, .. })) = connecting.wait(BOUND) else {
+        panic!()
+    };
+    assert_eq!(private_data, rejection);
+
+    let too_much = resolved.connect(node.queue_pair(), &bytes(57)).unwrap_err();
+    assert!(matches!(too_much, Error::PrivateData { length: 57, most: 56, .. }), "{too_much}");
 }
 
 fn an_end_that_is_dropped_disconnects_its_peer(device: &Device) {

@@ -15,6 +15,7 @@ cases![
     a_host_that_does_not_answer_delays_no_other_connection,
     a_peer_that_does_not_answer_delays_no_other_connection,
     requests_that_the_program_does_not_answer_are_rejected,
+    localhost_leads_to_the_device,
 ];
 
 /// The length of a request without private data (RFC 5044, section 7.1).
@@ -115,5 +116,21 @@ fn requests_that_the_program_does_not_answer_are_rejected(device: &Device) {
     for connecting in both {
         let error = connecting.wait(BOUND).unwrap_err();
         assert!(matches!(error, Error::Ended(_)), "{error}");
+    }
+}
+
+fn localhost_leads_to_the_device(device: &Device) {
+    let node = Node::new(device);
+    let listener = Listener::bind(&node.channel, "127.0.0.1:0").unwrap();
+    assert!(listener.local_address().ip().is_loopback());
+    for to in [Ipv4Addr::LOCALHOST.into(), node.ip] {
+        let resolved = node.channel.resolve((to, listener.local_address().port())).unwrap();
+        assert_eq!(resolved.address().ip(), node.ip);
+        let connecting = resolved.connect(node.queue_pair(), b"").unwrap();
+        let request = listener.incoming(BOUND).unwrap();
+        assert_eq!(request.peer_address().ip(), node.ip);
+        let accepted = request.prepare(node.queue_pair()).unwrap().accept(b"").unwrap();
+        let active = connecting.wait(BOUND).unwrap().establish().unwrap();
+        drop((active, accepted.wait(BOUND).unwrap()));
     }
 }

@@ -340,7 +340,7 @@ pub(super) fn end_of(event: Kind, status: c_int, stage: Stage, private_data: Vec
                 _ => End::Rejected { reason, private_data },
             }
         }
-        Kind::REJECTED if status < 0 => iwarp::rejected(errno, private_data),
+        Kind::REJECTED if status < 0 => iwarp::rejected(private_data),
         Kind::UNREACHABLE => match errno {
             libc::ECONNRESET => End::PeerGone,
             libc::EACCES => End::OtherUser,

@@ -5,18 +5,23 @@
 //! padded. A port without a listener refuses the TCP connection. The kernel's calls may wait for the peer
 //! ([`apart`]).
 
-use rdma_mem::{Context, Mtu};
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use rdma_mem::{Context, Gid, Mtu};
 use rdma_proto::cm::Address;
 use rdma_proto::cm::wire::Reason;
 use rdma_qp::{PreparedQueuePair, QueuePair};
-use rdma_sys::Errno;
 use rdma_sys::cm::rdma_cm_event_type as Kind;
+use rdma_sys::{Errno, interface_addresses};
 use rdma_types::{AckTimeout, GidType, TransportType};
 
 use super::apart;
 use super::library::{Id, Received};
+use crate::engine::path::ip_of;
 use crate::error::{End, Error, Phase};
-use crate::parameters::Route;
+use crate::parameters::{Parameters, Route};
 
 /// Returns true if the device speaks iWARP.
 pub(super) fn is_iwarp(context: &Context) -> bool {
@@ -29,6 +34,47 @@ pub(super) fn check_datagrams(context: &Context) -> Result<(), Error> {
         return Err(Error::NoDatagrams { device: context.device().name().to_owned() });
     }
     Ok(())
+}
+
+/// Returns the IP addresses of a device: those of its GIDs, or on iWARP those of its network interface.
+pub(super) fn addresses_of(context: &Context) -> Result<BTreeSet<IpAddr>, Error> {
+    let gids = context.gid_table()?;
+    let gids = gids.iter().map(|entry| entry.gid);
+    if !is_iwarp(context) {
+        return Ok(gids.map(ip_of).collect());
+    }
+    let own: BTreeSet<_> = gids.map(hardware_address).collect();
+    let interfaces = interface_addresses().unwrap_or_default().into_iter();
+    let of_device = interfaces.filter(|entry| {
+        let file = format!("/sys/class/net/{}/address", entry.interface);
+        fs::read_to_string(file).is_ok_and(|address| own.contains(address.trim()))
+    });
+    Ok(of_device.filter_map(|entry| Some(entry.address?.ip())).collect())
+}
+
+/// Returns the hardware address of an interface, with which the GID of an iWARP device begins.
+fn hardware_address(gid: Gid) -> String {
+    let [a, b, c, d, e, f, ..] = gid.to_bytes();
+    format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
+}
+
+/// Returns the address at which the kernel listens for a listener. At `localhost`, an iWARP device would be listened to
+/// over the loopback interface, through which rdma_cm does not connect it.
+pub(super) fn listening_at(context: &Context, address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(ip) if ip.is_loopback() && is_iwarp(context) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(ip) if ip.is_loopback() && is_iwarp(context) => Ipv6Addr::UNSPECIFIED.into(),
+        address => address,
+    }
+}
+
+/// Returns an end's parameters with the RDMA reads that the peer of a request allows. Version 1 of MPA, the protocol of
+/// requests, does not state them. The kernel then reports none.
+pub(super) fn within(own: Parameters, peer: &Parameters) -> Parameters {
+    if (peer.responder_resources, peer.initiator_depth) == (0, 0) {
+        return own;
+    }
+    own.within(peer)
 }
 
 /// The queue pair of an active end, until the connection is established.
@@ -97,15 +143,13 @@ pub(super) fn end_of_request(errno: Errno) -> Option<End> {
     }
 }
 
-/// Returns the end of a connection that was rejected with this error number.
-pub(super) fn rejected(errno: i32, private_data: Vec<u8>) -> End {
-    match errno {
-        libc::ECONNREFUSED => no_listener(),
-        _ => End::Rejected { reason: Reason::CONSUMER_DEFINED, private_data },
-    }
+/// Returns the end of a connection that was rejected after the TCP connection was made. The drivers disagree on the error
+/// number: that of the program's rejection is `ECONNRESET` for `siw`, and `ECONNREFUSED` for `iw_cxgb4` and `irdma`.
+pub(super) const fn rejected(private_data: Vec<u8>) -> End {
+    End::Rejected { reason: Reason::CONSUMER_DEFINED, private_data }
 }
 
-fn no_listener() -> End {
+const fn no_listener() -> End {
     End::Rejected { reason: Reason::INVALID_SERVICE_ID, private_data: Vec::new() }
 }
 
@@ -129,27 +173,49 @@ pub(super) fn route_of(context: &Context, id: &Id, is_outside: bool) -> Option<R
 
 #[cfg(test)]
 mod tests {
+    use rdma_types::{Psn, Qpn};
+
     use super::*;
 
     #[test]
     fn the_errors_of_tcp_become_those_of_rdma_cm() {
-        let rejected_by_program = |errno| {
-            let reason = Reason::CONSUMER_DEFINED;
-            assert_eq!(
-                rejected(errno, b"full".to_vec()),
-                End::Rejected { reason, private_data: b"full".to_vec() }
-            );
-        };
-        rejected_by_program(libc::ECONNRESET);
-        rejected_by_program(libc::EPROTO);
-        for end in [
-            rejected(libc::ECONNREFUSED, b"x".to_vec()),
-            end_of_request(Errno::ECONNREFUSED).unwrap(),
-        ] {
-            assert_eq!(end, no_listener());
-        }
+        let reason = Reason::CONSUMER_DEFINED;
+        let private_data = b"full".to_vec();
+        assert_eq!(rejected(private_data.clone()), End::Rejected { reason, private_data });
+        assert_eq!(end_of_request(Errno::ECONNREFUSED), Some(no_listener()));
         let unanswered = End::Unanswered { phase: Phase::Connect };
         assert_eq!(end_of_request(Errno::ETIMEDOUT), Some(unanswered));
         assert_eq!(end_of_request(Errno::EINVAL), None);
+    }
+
+    #[test]
+    fn a_peer_that_states_no_reads_limits_none() {
+        let reads = |responder_resources, initiator_depth| Parameters {
+            responder_resources,
+            initiator_depth,
+            ..Parameters::new(Qpn::masked(0), Psn::masked(0))
+        };
+        let own = reads(4, 8);
+        assert_eq!(within(own, &reads(0, 0)), own);
+        assert_eq!(within(own, &reads(16, 2)), reads(2, 8));
+        assert_eq!(within(own, &reads(1, 0)), reads(0, 1));
+    }
+
+    #[test]
+    fn a_gid_begins_with_the_hardware_address() {
+        let gid = Gid::from_bytes([2, 0, 0xab, 9, 0, 0xff, 7, 7, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(hardware_address(gid), "02:00:ab:09:00:ff");
+    }
+
+    #[test]
+    fn other_devices_have_the_addresses_of_their_gids_and_listen_at_localhost() {
+        rdma_soft::install();
+        let context = rdma_mem::open_device("soft0").unwrap();
+        let all = addresses_of(&context).unwrap();
+        let table = context.gid_table().unwrap();
+        assert!(!all.is_empty() && table.iter().all(|entry| all.contains(&ip_of(entry.gid))));
+        for ip in [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()] {
+            assert_eq!(listening_at(&context, ip), ip);
+        }
     }
 }

@@ -15,8 +15,8 @@ use rdma_sys::cm::rdma_cm_event_type as Kind;
 use super::RESOLVED_WITHIN;
 use super::candidates::Candidates;
 use super::entry::{Entry, Stage};
+use super::iwarp::addresses_of;
 use super::library::system_error;
-use crate::engine::path::ip_of;
 use crate::engine::{Engine, Handle, NEXT, State};
 use crate::error::{End, Error, Phase};
 use crate::happening::{Happening, Way};
@@ -31,8 +31,7 @@ impl Engine {
         is_awaited: bool,
     ) -> Result<Handle, Error> {
         self.check_process()?;
-        let table = self.context().gid_table()?;
-        let own = table.iter().map(|entry| ip_of(entry.gid)).collect();
+        let own = addresses_of(self.context())?;
         let token = NEXT.fetch_add(1, Ordering::Relaxed);
         let handle = self.handle(token);
         let waiting = all.iter().map(|&to| (None, to)).collect();

@@ -8,7 +8,7 @@ use rdma_sys::Errno;
 use rdma_types::{Psn, Qpn};
 
 use super::entry::{Stage, check_type};
-use super::iwarp::Half;
+use super::iwarp::{self, Half};
 use super::not_listening;
 use crate::engine::Handle;
 use crate::engine::path::connect;
@@ -105,7 +105,11 @@ impl Handle {
             return self.change(|peer, now| peer.accept_with(now, own, private_data));
         }
         self.engine.manage(self.token, "accept the request", |entry| {
-            let own = entry.peer.map_or(own, |peer| own.within(&peer));
+            let own = match &entry.peer {
+                Some(peer) if self.engine.is_iwarp() => iwarp::within(own, peer),
+                Some(peer) => own.within(peer),
+                None => own,
+            };
             entry.id.accept(&own, private_data)?;
             entry.stage = Stage::Accepted;
             Ok(())
