@@ -1,8 +1,10 @@
 //! The parts that the tests share: a device, its queue pairs, and two connected ends.
 #![allow(unsafe_code)] // posting is unsafe
 
+use std::any::Any;
 use std::env;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Mutex;
 
 use rdma_cm::{Connection, End, EventChannel, Listener, PreparedQueuePair, QueuePair};
 use rdma_mem::{AccessFlags, Context, OwnedRegion, ProtectionDomain};
@@ -109,6 +111,12 @@ impl Node {
         unsafe { queue_pair.post_send(SendWorkRequest::new(&data), 2) }.unwrap();
         self.complete()
     }
+}
+
+/// Forgets a value like `mem::forget`, but keeps it visible for a leak checker.
+pub(crate) fn forget(value: impl Any + Send) {
+    static FORGOTTEN: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
+    FORGOTTEN.lock().unwrap().push(Box::new(value));
 }
 
 /// Connects two ends, whose channels are polled in turn by one thread.

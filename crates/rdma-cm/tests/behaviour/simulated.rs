@@ -8,10 +8,11 @@ use rdma_cm::{
     BindOptions, Connecting, End, Error, Event, EventChannel, IdToken, Listener, Phase, Step,
 };
 use rdma_mem::GidType;
+use rdma_proto::cm::Manager;
 use rdma_soft::{Builder, LinkModel, Network, SoftDevice};
 use rdma_types::{Psn, Qpn};
 
-use crate::common::{Node, connect, disconnected, messages_pass};
+use crate::common::{Node, connect, disconnected, forget, messages_pass};
 
 /// The port of all listeners. A port that the system selects would make runs differ.
 const PORT: u16 = 7471;
@@ -186,6 +187,38 @@ fn advanced<S, N>(step: Step<S, N>) -> N {
         Step::Failed(error) => panic!("{error}"),
         _ => panic!("an event of another connection"),
     }
+}
+
+/// A program forgets as many connections as a listener can have, and their client disappears.
+#[test]
+fn forgotten_connections_keep_their_places_for_the_time_limit_of_an_answer() {
+    let hosts = Hosts::new(3, "forgotten");
+    let (client, server) = hosts.nodes();
+    let listener = listen(&server);
+    let accept = |_| {
+        let connecting = request(&client, &server);
+        let requested = event(&hosts, [&server, &client], listener.id());
+        let accepting = listener.request(requested).unwrap().prepare(server.queue_pair()).unwrap();
+        forget(accepting.accept(b"").unwrap());
+        connecting
+    };
+    let forgotten: Vec<_> = (0..Manager::MAX_HALF_OPEN).map(accept).collect();
+    let further = request(&client, &server);
+    hosts.network.run_for(2 * LATENCY);
+    assert!(server.channel.next_of(|of| of == listener.id(), Some(LATENCY)).unwrap().is_none());
+    assert_eq!(server.channel.counters().half_open_full, 1);
+
+    hosts.cut();
+    drop((forgotten, further));
+    let end = End::Unanswered { phase: Phase::Accept };
+    for _ in 0..Manager::MAX_HALF_OPEN {
+        let event = server.channel.next(Some(Duration::from_secs(3600))).unwrap().unwrap();
+        assert_eq!(event.end(), Some(&end));
+        forget(event);
+    }
+    assert!(hosts.network.now() < Duration::from_secs(71), "{:?}", hosts.network.now());
+    hosts.heal();
+    messages_pass(client, server, &listener);
 }
 
 /// Connects and disconnects on links that lose, repeat and delay. Returns the time and the number of packets.
