@@ -19,6 +19,7 @@ mod gid_tables;
 mod inline;
 mod inline_wishes;
 mod lying_provider;
+mod managers_paths;
 mod messages;
 mod moderation;
 mod modify;
