@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use rdma_mem::Context;
+use rdma_mem::{Context, LinkLayer};
 use rdma_proto::Time;
 use rdma_proto::cm::{Counters, Error as Refusal, PortSpace};
 
@@ -261,7 +261,11 @@ impl EventChannel {
         match all.first().map(SocketAddr::ip) {
             None => Error::Resolve(io::Error::from(io::ErrorKind::NotFound)),
             Some(address) if self.engine.reaches_others() => Error::NoRoute { address, device },
-            Some(address) => Error::NotThisHost { address, device },
+            Some(address) => {
+                let port = self.context().query_port(1);
+                let link_layer = port.map_or(LinkLayer::ETHERNET, |port| port.link_layer);
+                Error::NotThisHost { address, device, link_layer }
+            }
         }
     }
 

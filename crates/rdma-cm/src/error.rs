@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use rdma_mem::Mtu;
+use rdma_mem::{LinkLayer, Mtu};
 use rdma_proto::cm::Error as Refusal;
 use rdma_proto::cm::wire::Reason;
 use rdma_qp::QueuePairType;
@@ -150,14 +150,16 @@ pub enum Error {
     Resolve(#[source] io::Error),
     /// The address does not belong to this host, and the device reaches no other host.
     #[error(
-        "{address} does not belong to this host, and `{device}` reaches no other: let the software device listen at an \
-         address of the network (RDMA_SOFT_LISTEN, `Builder::listen`), or use the channels of rdma-channel between hosts"
+        "{address} does not belong to this host, and `{device}` reaches no other: {}",
+        reached_by(*link_layer)
     )]
     NotThisHost {
         /// The address.
         address: IpAddr,
         /// The device.
         device: String,
+        /// The link layer of the device's port. Software devices of InfiniBand cannot listen at addresses.
+        link_layer: LinkLayer,
     },
     /// The host has no route to the address from an address of the device.
     #[error(
@@ -336,7 +338,7 @@ pub enum Error {
 }
 
 rdma_types::debug_messages!(enum Error {
-    Ended(it), TimedOut { awaited, limit }, Closed, Resolve(it), NotThisHost { address, device },
+    Ended(it), TimedOut { awaited, limit }, Closed, Resolve(it), NotThisHost { address, device, link_layer },
     NoRoute { address, device }, OtherDevice { address, device, found }, NotGroup { address }, NotOwn { address },
     NotReliable { qp_type }, NoDatagrams { device }, Managed { device }, QueueKey { qkey }, Library(it), NoKernel { source },
     PortInUse { port, device }, PortReserved { port }, PrivateData { message, length, most }, Mtu { own, peer },
@@ -368,6 +370,19 @@ fn cure(source: &io::Error) -> &'static str {
             "; raise the limit of open files (`ulimit -n`), or close unneeded files"
         }
         _ => "",
+    }
+}
+
+/// Returns what to do if a software device with this link layer reaches no other host.
+const fn reached_by(link_layer: LinkLayer) -> &'static str {
+    match link_layer {
+        LinkLayer::INFINIBAND => {
+            "software devices of InfiniBand connect processes of one host; use one of RoCE that listens at an address of the \
+             network (`soft0` with RDMA_SOFT_LISTEN), or an InfiniBand NIC"
+        }
+        _ => {
+            "let the software device listen at an address of the network (RDMA_SOFT_LISTEN, `Builder::listen`), or use a NIC"
+        }
     }
 }
 

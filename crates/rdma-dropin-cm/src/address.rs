@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use rdma_cm::BindOptions;
 use rdma_cm::unmanaged::{self, PortSpace};
 
-use crate::abi::{CmId, EventType, read_address};
+use crate::abi::{CmId, EventType, read_address as read_known};
 use crate::connecting::port_space;
 use crate::devices::{self, Device};
 use crate::endpoint::complete;
-use crate::errors::{number, returned};
+use crate::errors::{lacking_family, number, returned};
 use crate::event::Waiting;
 use crate::id::{Id, Ports, Stage, unspecified};
 
@@ -23,6 +23,19 @@ const FREE: (u16, u16) = (32_768, 28_232);
 fn client_port() -> u16 {
     static TURNS: AtomicU16 = AtomicU16::new(0);
     FREE.0 + TURNS.fetch_add(1, Ordering::Relaxed) % FREE.1
+}
+
+/// Reads an address that the program passes. Returns `None` for NULL, and for an unknown family.
+///
+/// # Safety
+/// The address is valid, or NULL.
+pub(crate) unsafe fn read_address(address: *const libc::sockaddr) -> Option<SocketAddr> {
+    // SAFETY: this function's contract; every address begins with its family (SAFETY.md F1).
+    if let Some(family) = unsafe { address.as_ref() }.map(|address| address.sa_family) {
+        lacking_family(family.into());
+    }
+    // SAFETY: this function's contract.
+    unsafe { read_known(address) }
 }
 
 /// Reserves the port of an address, on its device or on all devices. Returns the ports, and the address with the port.
@@ -200,7 +213,7 @@ unsafe extern "C" fn rdma_listen(id: *mut CmId, _backlog: c_int) -> c_int {
 /// Returns the port of an address, in network byte order.
 fn port_of(address: &libc::sockaddr_storage) -> u16 {
     // SAFETY: the storage has room for every address, and its family is 0 if it has none.
-    let address = unsafe { read_address(std::ptr::from_ref(address).cast()) };
+    let address = unsafe { read_known(std::ptr::from_ref(address).cast()) };
     address.map_or(0, |address| address.port().to_be())
 }
 

@@ -7,9 +7,10 @@ use std::{ptr, slice};
 
 use rdma_sys::{ibv_pd, ibv_qp_init_attr, ibv_qp_type};
 
-use crate::abi::{AddrInfo, CmId, EventChannel, EventType, Space, read_address};
+use crate::abi::{AddrInfo, CmId, EventChannel, EventType, Space};
+use crate::address::read_address;
 use crate::channel::{self, Channel};
-use crate::errors::{fail, returned};
+use crate::errors::{fail, lacking_family, returned};
 use crate::id::{self, Id, rdma_destroy_id};
 use crate::{address, event, queue_pair};
 
@@ -236,6 +237,7 @@ unsafe extern "C" fn rdma_getaddrinfo(
         wanted.ai_flags |= libc::AI_NUMERICHOST;
     }
     if flags & FAMILY != 0 {
+        lacking_family(family);
         wanted.ai_family = family;
     }
     wanted.ai_socktype = if is_datagram { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };

@@ -41,6 +41,17 @@ pub(crate) fn lacking(printed: &AtomicBool, function: &str, reason: &str) -> c_i
     libc::ENOSYS
 }
 
+/// Prints that a program passes an address or hint of InfiniBand (`AF_IB`), once. The function then fails as for other
+/// unknown families.
+pub(crate) fn lacking_family(family: c_int) {
+    static PRINTED: AtomicBool = AtomicBool::new(false);
+    if family == libc::AF_IB && !PRINTED.swap(true, Ordering::Relaxed) {
+        report(
+            "addresses of the family AF_IB are not implemented: use AF_INET or AF_INET6, with which softib0 connects, too",
+        );
+    }
+}
+
 /// Prints an error. Standard error is the only way to report it to a C program.
 pub(crate) fn report(error: &str) {
     // A write error is ignored.

@@ -9,7 +9,8 @@ use rdma_cm::unmanaged::{self, Group};
 use rdma_sys::{Errno, ibv_gid};
 use rdma_types::Qpn;
 
-use crate::abi::{CmId, EventType, JoinAttributes, UdParam, read_address};
+use crate::abi::{CmId, EventType, JoinAttributes, UdParam};
+use crate::address::read_address;
 use crate::channel;
 use crate::endpoint::complete;
 use crate::errors::{number, returned};

@@ -70,6 +70,7 @@ fn connections_are_refused() {
         "a_port_has_one_listener_per_device",
         // The errors differ; see below.
         "addresses_of_other_hosts",
+        "the_cure_of_a_device_that_cannot_listen",
         "queue_pairs_that_do_not_fit",
         "a_request_that_is_withdrawn",
     ];

@@ -109,6 +109,23 @@ fn addresses_of_other_hosts_and_unknown_names_are_errors() {
     assert!(matches!(error, Error::NotOwn { .. }));
 }
 
+/// A device of InfiniBand cannot listen, so its error names another device.
+#[test]
+fn the_cure_of_a_device_that_cannot_listen_is_another_device() {
+    for (device, cure) in [
+        ("soft0", "reaches no other: let the software device listen at an address of the network"),
+        ("softib0", "use one of RoCE that listens at an address of the network (`soft0` with"),
+    ] {
+        let channel = EventChannel::open(&open(device)).unwrap();
+        let text = channel.resolve("192.0.2.1:7471").unwrap_err().to_string();
+        assert!(text.contains(cure), "{text}");
+        assert_eq!(text.contains("Builder::listen"), device == "soft0", "{text}");
+    }
+    let new = rdma_soft::Builder::new("ib-listens").link(rdma_soft::Link::InfiniBand);
+    let error = new.listen("127.0.0.1").install().unwrap_err().to_string();
+    assert!(error.contains("a device of InfiniBand"), "{error}");
+}
+
 #[test]
 fn the_addresses_of_the_device_lead_to_it() {
     let context = open("soft0");

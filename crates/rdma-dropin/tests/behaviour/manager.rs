@@ -144,15 +144,21 @@ fn a_call_that_waits_for_an_event_is_restarted_after_a_signal() {
 }
 
 #[test]
-fn functions_that_the_library_lacks_explain_it_once() {
+fn functions_and_addresses_that_the_library_lacks_are_named_once() {
     let lines = c_programs::with_program("lacking.c", |mut program| {
         let output = program.output().unwrap();
         let [out, error] =
             [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-        assert_eq!(out, "-1 Function not implemented\n".repeat(4));
+        let invalid = "-1 Invalid argument\n".repeat(2);
+        let functions = "-1 Function not implemented\n".repeat(4);
+        assert_eq!(out, format!("{functions}{invalid}-1 No data available\n"));
         error.lines().map(str::to_owned).collect::<Vec<_>>()
     });
-    let Some(lines) = lines else { return };
+    let Some(mut lines) = lines else { return };
+    let addresses = lines.pop().unwrap();
+    assert!(
+        addresses.starts_with("librdmacm: addresses of the family AF_IB are not implemented: ")
+    );
     let functions = ["rsocket", "rrecv", "rdma_resolve_addrinfo"];
     assert_eq!(lines.len(), functions.len(), "{lines:?}");
     for (line, function) in lines.iter().zip(functions) {
