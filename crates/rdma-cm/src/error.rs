@@ -295,9 +295,11 @@ pub enum Error {
         /// The device.
         device: String,
     },
-    /// The queue pair was created on another device than the channel's.
+    /// The queue pair was created on another device than the channel's, or on a device with the same name of another
+    /// provider.
     #[error(
-        "the queue pair belongs to `{found}`, but the channel to `{device}`: create it on the channel's device"
+        "the queue pair belongs to `{found}`{}, but the channel to `{device}`: create it on the channel's device",
+        if found == device { " of another provider" } else { "" }
     )]
     OtherQueuePair {
         /// The device of the channel.

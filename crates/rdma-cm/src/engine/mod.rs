@@ -20,6 +20,7 @@ mod time;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -46,8 +47,8 @@ use crate::options::BindOptions;
 /// The next token, which is unique in the process.
 static NEXT: AtomicU64 = AtomicU64::new(FIRST_KEY);
 
-/// The engines that parts of the process share, each with its device's address.
-static SHARED: Mutex<Vec<(usize, Weak<Engine>)>> = Mutex::new(Vec::new());
+/// The engines that parts of the process share, each with the addresses of its device and its provider's functions.
+static SHARED: Mutex<Vec<([usize; 2], Weak<Engine>)>> = Mutex::new(Vec::new());
 
 pub(crate) struct Engine {
     port: Port,
@@ -131,7 +132,7 @@ impl Engine {
 
     /// Returns the engine that the process shares for a device, and opens it if necessary.
     pub(crate) fn shared(context: &Context) -> Result<Arc<Self>, Error> {
-        let device = context.device().as_raw().addr();
+        let device = [context.device().as_raw().addr(), ptr::from_ref(context.verbs()).addr()];
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         shared.retain(|(_, engine)| engine.strong_count() > 0);
         let of_device = shared.iter().filter(|(other, _)| *other == device);
@@ -150,10 +151,12 @@ impl Engine {
         &self.port.context
     }
 
-    /// Checks that a queue pair belongs to the channel's device. Their contexts may differ.
+    /// Checks that a queue pair belongs to the channel's device and provider. Their contexts may differ. Devices of
+    /// two providers can have the same name and GUID, such as the software device of this process and that of a libibverbs.
     pub(crate) fn check_queue_pair(&self, queue_pair: &PreparedQueuePair) -> Result<(), Error> {
         let [own, other] = [self.context(), queue_pair.pd().context()].map(Context::device);
-        if (own.name(), own.guid()) == (other.name(), other.guid()) {
+        let has_own_provider = ptr::eq(own.verbs(), other.verbs());
+        if has_own_provider && (own.name(), own.guid()) == (other.name(), other.guid()) {
             return Ok(());
         }
         let [device, found] = [own, other].map(|device| device.name().to_owned());

@@ -4,14 +4,15 @@
 use std::any::Any;
 use std::env;
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use rdma_cm::{Connection, End, EventChannel, Listener, PreparedQueuePair, QueuePair};
-use rdma_mem::{AccessFlags, Context, OwnedRegion, ProtectionDomain};
+use rdma_mem::{AccessFlags, Context, DeviceList, OwnedRegion, ProtectionDomain};
 use rdma_proto::cm::wire::{MAD_LEN, Mad, Message, Offer, Path, Req};
 use rdma_proto::cm::{CommId, IpCmHeader, PortSpace};
 use rdma_qp::prelude::*;
 use rdma_qp::{CompletionQueue, PollSlot, ReceiveWorkRequest, SendWorkRequest, WorkError};
+use rdma_sys::Verbs;
 use rdma_types::{Gid, Guid, Lid, Mtu, Qpn};
 use test_support::rig::pause;
 
@@ -28,6 +29,16 @@ pub(crate) fn open(name: &str) -> Context {
     let context = rdma_mem::open_device(system).unwrap();
     assert!(rdma_sys::is_installed(context.verbs()));
     context
+}
+
+/// Opens a software device of another provider, whose functions are those of the software devices.
+pub(crate) fn open_twin(name: &str) -> Context {
+    static TABLE: OnceLock<Verbs> = OnceLock::new();
+    rdma_soft::install();
+    let verbs = TABLE.get_or_init(|| *rdma_soft::verbs());
+    // SAFETY: SAFETY.md F2: the functions are the software devices'.
+    let list = unsafe { DeviceList::of(verbs) };
+    list.iter().find(|device| device.name() == name).unwrap().open().unwrap()
 }
 
 /// The environment variable with the address of that device, if 127.0.0.1 does not lead to it.

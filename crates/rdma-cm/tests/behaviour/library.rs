@@ -74,7 +74,7 @@ fn connections_are_refused() {
         "queue_pairs_that_do_not_fit",
         "a_request_that_is_withdrawn",
     ];
-    pass("refusals", &except, 10);
+    pass("refusals", &except, 11);
 }
 
 #[test]

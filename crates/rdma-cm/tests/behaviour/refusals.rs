@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use rdma_cm::unmanaged::{self, Parameters, PortSpace};
 use rdma_cm::{End, Error, EventChannel, Listener, Mtu, Reason};
-use rdma_qp::{QueuePairType, prelude::*};
+use rdma_qp::{CompletionQueue, QueuePairType, prelude::*};
 use rdma_types::{Psn, Qpn};
 
-use crate::common::{LIMIT, Node, open};
+use crate::common::{LIMIT, Node, open, open_twin};
 use crate::other_hosts::Host;
 
 fn ended<T: std::fmt::Debug>(result: Result<T, Error>) -> End {
@@ -206,6 +206,27 @@ fn queue_pairs_of_another_device_are_refused() {
     let error = listener.incoming(LIMIT).unwrap().prepare(other.queue_pair()).unwrap_err();
     assert_eq!(error.to_string(), text);
     assert_eq!(reason(connecting.wait(LIMIT)), Reason::CONSUMER_DEFINED);
+}
+
+/// The devices have the same name and GUID.
+#[test]
+fn queue_pairs_of_another_provider_are_refused() {
+    let (node, twin) = (Node::new(&open("soft0")), open_twin("soft0"));
+    assert_eq!(node.channel.context().device().guid(), twin.device().guid());
+    let (pd, cq) = (twin.allocate_pd().unwrap(), CompletionQueue::create(&twin, 16).unwrap());
+    let other = || pd.create_qp().send_cq(&cq).recv_cq(&cq).build().unwrap();
+    let listener = node.listen();
+    let resolved = node.channel.resolve(listener.local_address()).unwrap();
+    let text = "the queue pair belongs to `soft0` of another provider, but the channel to `soft0`: create it on the channel's device";
+    assert_eq!(resolved.connect(other(), b"").unwrap_err().to_string(), text);
+    let connecting = resolved.connect(node.queue_pair(), b"").unwrap();
+    let error = listener.incoming(LIMIT).unwrap().prepare(other()).unwrap_err();
+    assert_eq!(error.to_string(), text);
+    assert_eq!(reason(connecting.wait(LIMIT)), Reason::CONSUMER_DEFINED);
+    // The channels that a process shares are two, too.
+    let _shared = EventChannel::shared(node.channel.context()).unwrap();
+    let resolved = EventChannel::shared(&twin).unwrap().resolve("127.0.0.1:9").unwrap();
+    assert!(resolved.connect(other(), b"").is_ok());
 }
 
 #[test]
