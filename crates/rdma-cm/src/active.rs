@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rdma_mem::{Context, Gid};
+use rdma_mem::{Context, Device, Gid};
 use rdma_qp::{PreparedQueuePair, QueuePair};
 
 use crate::channel::end_of;
@@ -85,6 +85,7 @@ impl Resolving {
 pub struct Resolved {
     engine: Arc<Engine>,
     address: SocketAddr,
+    port: u8,
     /// The local address, if the listener is on another host.
     source: Option<Gid>,
     /// The result of the kernel's rdma_cm. The first connection uses its ID.
@@ -106,10 +107,10 @@ impl Resolved {
     /// Creates the result of a resolution, with the kernel's ID if there is one.
     pub(crate) fn new(engine: &Arc<Engine>, id: Option<Handle>, way: Way) -> Self {
         let engine = Arc::clone(engine);
-        let Way { to: address, source, chosen } = way;
+        let Way { to: address, port, source, chosen } = way;
         let id = Mutex::new(id);
         let reached = engine.is_managed().then(|| Arc::new(Address { source: chosen, id }));
-        Self { engine, address, source, reached }
+        Self { engine, address, port, source, reached }
     }
 
     /// Returns the address.
@@ -123,10 +124,40 @@ impl Resolved {
         self.source
     }
 
-    /// Returns the device that reaches the address. The queue pair is created on it.
+    /// Returns the opened device that reaches the address. The queue pair is created on it.
     #[must_use]
     pub fn context(&self) -> &Context {
         self.engine.context()
+    }
+
+    /// Returns the device that reaches the address.
+    ///
+    /// # Examples
+    /// See [`port`](Self::port).
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        self.context().device()
+    }
+
+    /// Returns the number of the device's port that leads to the address, from 1. The kernel's rdma_cm moves the queue
+    /// pair to this port. Its attributes are those of the connection, for example the largest MTU.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_cm::EventChannel;
+    ///
+    /// rdma_soft::install();
+    /// let channel = EventChannel::open(&rdma_mem::open_device("soft0")?)?;
+    /// let resolved = channel.resolve("localhost:7471")?;
+    /// assert_eq!((resolved.device().name(), resolved.port()), ("soft0", 1));
+    /// let port = resolved.context().query_port(resolved.port())?;
+    /// assert!(port.active_mtu.is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "port_num")]
+    #[must_use]
+    pub const fn port(&self) -> u8 {
+        self.port
     }
 
     /// Requests a connection, with at most 56 bytes of private data. An event follows: the listener's answer, or

@@ -19,6 +19,9 @@ use crate::error::{End, Error};
 use crate::event::{Event, IdToken};
 use crate::happening::{Happening, Way};
 
+/// The port of a software device, which has one.
+const ONLY_PORT: u8 = 1;
+
 /// The source of the events of listeners and connections, and the device that they use.
 ///
 /// Clones are cheap, and are the same channel. All methods can be called from several threads.
@@ -165,12 +168,14 @@ impl EventChannel {
                 IpAddr::V6(ip) if ip.is_unspecified() => own.set_ip(Ipv6Addr::LOCALHOST.into()),
                 _ => {}
             }
-            return Ok(Way { to: own, source: None, chosen: None });
+            return Ok(Way { to: own, port: ONLY_PORT, source: None, chosen: None });
         }
         let reached =
             all.iter().find_map(|address| Some((address, self.engine.source_to(address.ip())?)));
         match reached {
-            Some((&to, source)) => Ok(Way { to, source: Some(source), chosen: None }),
+            Some((&to, source)) => {
+                Ok(Way { to, port: ONLY_PORT, source: Some(source), chosen: None })
+            }
             None => Err(self.not_reached(all)),
         }
     }
@@ -262,7 +267,7 @@ impl EventChannel {
             None => Error::Resolve(io::Error::from(io::ErrorKind::NotFound)),
             Some(address) if self.engine.reaches_others() => Error::NoRoute { address, device },
             Some(address) => {
-                let port = self.context().query_port(1);
+                let port = self.context().query_port(ONLY_PORT);
                 let link_layer = port.map_or(LinkLayer::ETHERNET, |port| port.link_layer);
                 Error::NotThisHost { address, device, link_layer }
             }

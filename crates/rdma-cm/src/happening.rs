@@ -41,6 +41,8 @@ impl Happening {
 #[derive(Clone, Copy)]
 pub(crate) struct Way {
     pub(crate) to: SocketAddr,
+    /// The number of the device's port that leads there.
+    pub(crate) port: u8,
     /// The local address, if a software device reaches the address on another host.
     pub(crate) source: Option<Gid>,
     /// The source address from which the device reaches it, if the kernel does not choose this one.

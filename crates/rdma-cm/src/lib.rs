@@ -154,7 +154,7 @@ pub use listener::{Accepted, Accepting, ConnectionRequest, Listener};
 pub use options::BindOptions;
 pub use step::Step;
 
-pub use rdma_mem::{Context, Error as MemoryError, LinkLayer, Mtu};
+pub use rdma_mem::{Context, Device, Error as MemoryError, LinkLayer, Mtu};
 pub use rdma_proto::cm::Counters;
 pub use rdma_proto::cm::wire::Reason;
 pub use rdma_qp::{Error as QueuePairError, PreparedQueuePair, QueuePair};

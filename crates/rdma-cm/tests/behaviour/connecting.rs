@@ -71,6 +71,18 @@ fn addresses_are_resolved_by_events() {
 }
 
 #[test]
+fn an_address_is_resolved_to_a_port_of_the_device() {
+    let node = Node::new(&open("soft0"));
+    let resolving = node.channel.start_resolving((address(), 9)).unwrap();
+    let waited = node.channel.resolve((address(), 9)).unwrap();
+    for resolved in [waited, resolving.wait(LIMIT).unwrap()] {
+        let own = node.channel.context().device();
+        assert_eq!((resolved.device().name(), resolved.device().guid()), (own.name(), own.guid()));
+        assert_eq!(resolved.port(), 1);
+    }
+}
+
+#[test]
 fn the_file_of_a_resolution_is_readable_once_it_has_an_event() {
     let node = Node::new(&open("soft0"));
     let resolving = node.channel.start_resolving((address(), 9)).unwrap();

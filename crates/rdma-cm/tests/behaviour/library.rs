@@ -61,7 +61,7 @@ fn in_child(test: &str, work: impl FnOnce()) {
 #[test]
 fn connections_are_established_used_and_ended() {
     // This librdmacm binds 127.0.0.1 to its first device.
-    pass("connecting", &["on_infiniband"], 11);
+    pass("connecting", &["on_infiniband"], 12);
 }
 
 #[test]

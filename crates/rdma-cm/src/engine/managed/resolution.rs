@@ -93,7 +93,7 @@ impl Engine {
         let Some(mut candidates) = entry.candidates.take() else { return };
         let Some(&(chosen, to)) = candidates.waiting.front() else { return };
         if entry.stage == Stage::Resolved {
-            let way = Way { to, source: None, chosen };
+            let way = Way { to, port: entry.id.port(), source: None, chosen };
             return self.report(state, token, Ok(way), candidates.is_awaited);
         }
         let found = entry.id.check_device(self.context()).err();
