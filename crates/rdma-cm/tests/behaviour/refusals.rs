@@ -252,6 +252,19 @@ fn a_queue_pair_has_one_connection_to_another_host() {
     assert!(matches!(error, Error::QueuePairInUse { qpn } if qpn.get() == 7), "{error}");
 }
 
+/// Each connection has a socket of its own.
+#[test]
+fn a_queue_pair_has_several_connections_to_its_own_host() {
+    let node = Node::new(&open("soft0"));
+    let listener = node.listen();
+    let route = unmanaged::route(&node.channel, listener.local_address()).unwrap();
+    let parameters = Parameters::new(Qpn::masked(7), Psn::masked(8));
+    let connect = |()| unmanaged::connect(&node.channel, PortSpace::Tcp, &route, &parameters, b"");
+    let _connecting = [(); 2].map(|it| connect(it).unwrap());
+    let requests = [(); 2].map(|()| listener.incoming(LIMIT).unwrap());
+    assert_ne!(requests[0].id(), requests[1].id());
+}
+
 #[test]
 fn a_request_that_is_withdrawn_cannot_be_accepted() {
     let node = Node::new(&open("soft0"));

@@ -168,6 +168,57 @@ fn a_stale_connection_that_its_program_disconnects_ends_once() {
     assert_eq!((of(passive.token()), of(second.token())), (1, 1), "{ended:?}");
 }
 
+/// The time is the ACK timeout, and applies to the connections of one channel to other hosts.
+#[test]
+fn the_number_of_a_queue_pair_is_used_again_after_its_time() {
+    let hosts = Hosts::new(3, "time-wait");
+    let (near, far) = hosts.nodes();
+    let address = (ip_of(&far), PORT).into();
+    let port = unmanaged::bind(&far.channel, PortSpace::Tcp, address, BindOptions::new()).unwrap();
+    let _listener = unmanaged::listen(&far.channel, &port).unwrap();
+    let other = EventChannel::open(near.channel.context()).unwrap();
+    let own = Parameters::new(Qpn::masked(0x77), Psn::masked(1));
+    let connect = |channel: &EventChannel| {
+        let route = unmanaged::route(channel, address).unwrap();
+        unmanaged::connect(channel, PortSpace::Tcp, &route, &own, b"")
+    };
+    let first = connect(&near.channel).unwrap();
+    let mut arrived = events(&hosts, [&near.channel, &far.channel]);
+    let Some((_, unmanaged::Event::Requested { id: passive, .. })) = arrived.pop() else {
+        panic!("a request")
+    };
+    passive.accept(&own, b"").unwrap();
+    assert_eq!(events(&hosts, [&near.channel, &far.channel]).len(), 1);
+    first.establish().unwrap();
+    assert_eq!(events(&hosts, [&near.channel, &far.channel]).len(), 1);
+    first.disconnect().unwrap();
+    hosts.network.run_for(2 * LATENCY);
+    assert!(far.channel.next(Some(Duration::ZERO)).unwrap().is_some());
+    let begin = hosts.network.now();
+    let end = near.channel.next_of(|of| of == first.token(), Some(LATENCY * 2)).unwrap();
+    assert!(end.unwrap().end().is_some());
+
+    let is_used = |channel| match connect(channel).map(drop) {
+        Ok(()) => true,
+        Err(Error::QueuePairInUse { qpn }) => {
+            assert_eq!(qpn, own.qpn);
+            false
+        }
+        Err(error) => panic!("{error}"),
+    };
+    assert!(!is_used(&near.channel));
+    assert!(is_used(&other), "another channel does not know the number");
+    let time = Duration::from_nanos(4096 << 14);
+    let mut tried = hosts.network.now();
+    while !is_used(&near.channel) {
+        tried = hosts.network.now();
+        assert!(tried < begin + time + 4 * LATENCY, "{tried:?}");
+        hosts.network.run_for(LATENCY);
+        let _ = near.channel.next(Some(Duration::ZERO)).unwrap();
+    }
+    assert!(tried + LATENCY >= begin + time, "{tried:?}");
+}
+
 /// Processes the messages of both ends until an event of `id` arrives at the first one.
 fn event(hosts: &Hosts, ends: [&Node; 2], id: IdToken) -> Event {
     loop {
