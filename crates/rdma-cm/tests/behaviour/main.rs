@@ -13,5 +13,6 @@ mod parts;
 mod phases;
 mod processes;
 mod refusals;
+mod removal;
 mod simulated;
 mod unmanaged;
