@@ -55,11 +55,12 @@ impl Ends {
             _ => (&self.unreliable.0, &self.unreliable.1),
         };
         let sge = [memory.sge(0, 8)];
+        let send = Wr::send(0, &sge);
         (0..16).for_each(|n| side.qp.post_receive(n, &sge));
         self.meet();
         for trip in 0..ROUND_TRIPS {
             if first || trip > 0 {
-                side.qp.post(&Wr::send(0, &sge));
+                side.qp.post(&send);
                 one(&side.send_cq);
             }
             one(&side.receive_cq);
@@ -68,7 +69,7 @@ impl Ends {
             }
         }
         if !first {
-            side.qp.post(&Wr::send(0, &sge));
+            side.qp.post(&send);
             one(&side.send_cq);
         }
         self.meet();

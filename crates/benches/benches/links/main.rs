@@ -509,7 +509,8 @@ impl Ends {
         // Receives are posted before anything is sent.
         (0..16).for_each(|n| qp.post_receive(n, &sge));
         self.meet();
-        let post = || qp.post(&Wr::send(0, &sge));
+        let request = Wr::send(0, &sge);
+        let post = || qp.post(&request);
         let (mut sent, mut received) = (0, 0);
         let mut posted = 0;
         if first {

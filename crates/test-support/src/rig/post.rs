@@ -119,9 +119,14 @@ unsafe fn place<T>(first: *const T, bad: *const T) -> usize {
 }
 
 impl Qp {
-    /// Posts one request. Returns 0 or an error number.
+    /// Posts one request. Returns 0 or an error number. Allocates nothing, so that benches measure the device.
     pub fn try_post(&self, wr: &Wr) -> i32 {
-        self.try_post_list(std::slice::from_ref(wr)).map_or_else(|(_, errno)| errno, |()| 0)
+        let (mut wr, sges) = (wr.wr, &wr.sges);
+        wr.next = ptr::null_mut();
+        wr.sg_list = sges.as_ptr().cast_mut();
+        wr.num_sge = i32::try_from(sges.len()).unwrap();
+        let mut bad = ptr::null_mut();
+        unsafe { ibv_post_send(self.0, &raw mut wr, &raw mut bad) }
     }
 
     #[track_caller]
@@ -149,8 +154,16 @@ impl Qp {
         Err((unsafe { place(base, bad) }, errno))
     }
 
+    /// Posts one receive. Returns 0 or an error number. Allocates nothing, like [`try_post`](Self::try_post).
     pub fn try_post_receive(&self, wr_id: u64, sges: &[ibv_sge]) -> i32 {
-        self.try_post_receive_list(&[(wr_id, sges)]).map_or_else(|(_, errno)| errno, |()| 0)
+        let mut wr = ibv_recv_wr::default();
+        wr.wr_id = wr_id;
+        wr.sg_list = sges.as_ptr().cast_mut();
+        wr.num_sge = i32::try_from(sges.len()).unwrap();
+        let mut bad = ptr::null_mut();
+        let errno = unsafe { ibv_post_recv(self.0, &raw mut wr, &raw mut bad) };
+        assert_eq!(bad.is_null(), errno == 0, "bad_wr is set if and only if a post is refused");
+        errno
     }
 
     /// Posts a list of receives in one call. If it is refused, returns the number of receives that
