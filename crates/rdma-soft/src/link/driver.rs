@@ -46,13 +46,11 @@ pub(super) trait Watched: Send + Sync + std::fmt::Debug {
     /// Handles an event of the descriptor. The caller then runs the tasks that this call queues.
     fn handle_event(self: Arc<Self>, flags: epoll::EventFlags) -> SocketEvent;
 
-    /// Returns false only if it is known, without a system call, that no message has arrived.
+    /// Returns false only if it is known, without a system call, that no message has arrived. Each look of the driver
+    /// calls this first, so a peer that reads nothing although it claims to look is notified here.
     fn may_have_message(&self) -> bool {
         true
     }
-
-    /// Notifies the peer if it reads nothing although it claims to look. Each look of the driver calls this first.
-    fn check_reader(&self) {}
 
     /// Looks for a message, using as few system calls as possible. Returns true if there was a message.
     fn look(self: Arc<Self>) -> bool {

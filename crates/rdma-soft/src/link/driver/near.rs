@@ -131,7 +131,6 @@ impl Driving {
     pub(super) fn look(&mut self, begin: impl FnOnce()) -> bool {
         let (looks, mut begin, mut found) = (self.looks, Some(begin), false);
         for near in &mut self.near {
-            near.watched.check_reader();
             if !near.watched.may_have_message() {
                 continue;
             }
@@ -188,13 +187,7 @@ impl Closed {
     }
 
     /// Removes closed sockets from the recently active ones. Returns them, so that they are dropped without the lock.
-    #[inline]
     fn remove_from(&self, driving: &mut Driving) -> Vec<Arc<dyn Watched>> {
-        if self.are_any.load(Ordering::Relaxed) { self.remove_all(driving) } else { Vec::new() }
-    }
-
-    #[cold]
-    fn remove_all(&self, driving: &mut Driving) -> Vec<Arc<dyn Watched>> {
         let closed = {
             let mut sockets = locked(&self.sockets);
             self.are_any.store(false, Ordering::Relaxed);
@@ -242,7 +235,14 @@ impl Driver {
 
     /// Removes closed sockets, and releases the lock. Only then drops them, because that closes their descriptors.
     #[inline]
-    pub(super) fn unlock(&self, mut driving: MutexGuard<'_, Driving>) {
+    pub(super) fn unlock(&self, driving: MutexGuard<'_, Driving>) {
+        if self.closed.are_any.load(Ordering::Relaxed) {
+            self.unlock_without_closed(driving);
+        }
+    }
+
+    #[cold]
+    fn unlock_without_closed(&self, mut driving: MutexGuard<'_, Driving>) {
         let closed = self.closed.remove_from(&mut driving);
         drop(driving);
         drop(closed);

@@ -157,7 +157,6 @@ impl Inlet {
 
     /// Reads a message, and executes it or passes it to the inbox of its receiver, in a buffer of that inbox.
     fn read(self: &Arc<Self>, reading: &mut Reading) -> RingRead {
-        let mut begin = [0; GAP as usize + HEAD];
         let mut single = [0; SINGLE_HEAD as usize];
         let Some(ring) = self.ring.get() else { return RingRead::Nothing };
         // Only the first cache line is read, because the sender may be writing its next message to the second.
@@ -169,6 +168,7 @@ impl Inlet {
         if is_single(&single) {
             return self.read_single(ring, message, &single, reading);
         }
+        let mut begin = [0; GAP as usize + HEAD];
         ring.read_more(&mut message, &mut begin);
         let behind = message.length.checked_sub(HEAD);
         let Some(head) = begin.last_chunk() else { return RingRead::Malformed };

@@ -426,15 +426,12 @@ impl Watched for Neighbor {
         self.claims.has_changed(&self.ring)
     }
 
-    fn may_have_message(&self) -> bool {
-        self.has_arrived()
-    }
-
     /// The process reads nothing if its thread leaves the reading to a program that has just stopped polling.
-    fn check_reader(&self) {
+    fn may_have_message(&self) -> bool {
         if self.ring.waits_for_reader() {
             self.notify();
         }
+        self.has_arrived()
     }
 
     fn look(self: Arc<Self>) -> bool {

@@ -41,9 +41,13 @@ const SIZE: usize = BEGIN + CAPACITY as usize;
 const FIRST_PAGES: u32 = 16 << 10;
 /// The alignment of messages.
 const ALIGN: u32 = 64;
-/// If the receiver claims to be looking but reads nothing, the sender notifies it after checking this many times,
+/// If the receiver claims to be looking but reads nothing, the sender notifies it after looking this many times,
 /// which takes some microseconds.
 const PATIENCE: u32 = 128;
+/// The number of the sender's looks of which one reads the receiver's position.
+const READER_INTERVAL: u32 = 16;
+
+const _: () = assert!(PATIENCE.is_multiple_of(READER_INTERVAL));
 /// The number of bytes before a message, chosen so that a short message occupies two cache lines.
 pub(super) const GAP: u32 = 16;
 
@@ -144,8 +148,16 @@ pub(super) struct RingSender {
     /// The last known position up to which the sender may write. The receiver's word is read only when this limit is
     /// not enough, so the word usually stays in the receiver's cache.
     limit: AtomicU32,
-    /// The receiver's position at the last look, and how many looks have since found it unchanged.
-    stays: [AtomicU32; 2],
+    stays: Stays,
+}
+
+/// How long the receiver has read nothing.
+#[derive(Debug, Default)]
+struct Stays {
+    /// The receiver's position when it was last read.
+    head: AtomicU32,
+    /// The number of looks since the position last changed.
+    looks: AtomicU32,
 }
 
 impl RingSender {
@@ -163,7 +175,7 @@ impl RingSender {
             result => result.map(|()| FIRST_PAGES)?,
         };
         let [tail, allocated, limit] = [0, allocated, CAPACITY].map(AtomicU32::new);
-        Ok((Self { memory, tail, allocated, limit, stays: Default::default() }, file))
+        Ok((Self { memory, tail, allocated, limit, stays: Stays::default() }, file))
     }
 
     /// Allocates the pages of the ring's first `end` bytes.
@@ -265,20 +277,26 @@ impl RingSender {
         self.memory.words().map_or(0, Words::answered)
     }
 
-    /// Returns true once if [`PATIENCE`] looks in a row find unread bytes and an unchanged position of the receiver.
-    /// The receiver may have claimed to need no notification, and then not looked.
+    /// Counts a look. Returns true once if [`PATIENCE`] looks in a row find unread bytes and an unchanged position of the
+    /// receiver. The receiver may have claimed to need no notification, and then not looked.
+    #[inline]
     pub(super) fn waits_for_reader(&self) -> bool {
+        // One thread at a time looks.
+        let looks = self.stays.looks.load(Ordering::Relaxed);
+        self.stays.looks.store(looks.wrapping_add(1), Ordering::Relaxed);
+        // The receiver writes its position for each message. A read at each look would take the cache line from it.
+        looks.is_multiple_of(READER_INTERVAL) && self.reader_stays(looks)
+    }
+
+    fn reader_stays(&self, looks: u32) -> bool {
         let Ok(words) = self.memory.words() else { return false };
-        let ([head, looks], now) = (&self.stays, words.head());
-        if now == self.tail.load(Ordering::Relaxed) || head.load(Ordering::Relaxed) != now {
-            head.store(now, Ordering::Relaxed);
-            looks.store(0, Ordering::Relaxed);
+        let (stays, now) = (&self.stays, words.head());
+        if now == self.tail.load(Ordering::Relaxed) || stays.head.load(Ordering::Relaxed) != now {
+            stays.head.store(now, Ordering::Relaxed);
+            stays.looks.store(1, Ordering::Relaxed);
             return false;
         }
-        // One thread at a time looks.
-        let before = looks.load(Ordering::Relaxed);
-        looks.store(before.wrapping_add(1), Ordering::Relaxed);
-        before == PATIENCE
+        looks == PATIENCE
     }
 
     /// Returns the words of executed requests, or `None` in a forked child.
