@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rdma_sys::{
     Errno, Verbs, ibv_context, ibv_device_attr_ex, ibv_port_attr, ibv_values_ex, ibv_values_mask,
@@ -12,6 +12,7 @@ use rdma_types::{AccessFlags, AtomicCapability};
 
 use crate::device::attributes::DeviceAttributes;
 use crate::device::extended_attributes::ExtendedAttributes;
+use crate::device::interface::Networks;
 use crate::device::listed::Device;
 use crate::device::port::PortAttributes;
 use crate::error::Error;
@@ -41,11 +42,22 @@ use crate::object::ownership::Ownership;
 #[derive(Clone, Debug)]
 pub struct Context(Arc<Handle<ibv_context, Opened>>);
 
-/// The device of a context, which the context keeps alive, and the log of the device's events.
+/// The device of a context, which the context keeps alive, the log of the device's events, and values that are not read
+/// for each use.
 #[derive(Debug)]
 struct Opened {
     device: Device,
     events: EventLog,
+    networks: Networks,
+    /// The number of entries of all GID tables, which is constant.
+    gid_places: OnceLock<usize>,
+}
+
+impl Opened {
+    fn new(device: Device) -> Self {
+        let (events, networks) = (EventLog::default(), Networks::default());
+        Self { device, events, networks, gid_places: OnceLock::new() }
+    }
 }
 
 impl Context {
@@ -64,7 +76,7 @@ impl Context {
             VerbError::new("ibv_open_device", errno)
                 .with_hint(hint::open(errno, device.file_name().as_deref()))
         })?;
-        let needs = Opened { device: device.clone(), events: EventLog::default() };
+        let needs = Opened::new(device.clone());
         // SAFETY: SAFETY.md F2, F9: the context has just been opened through this table, and
         // `needs` keeps its device alive. Objects created from the context hold a clone of it (F6).
         let handle = unsafe { Handle::new(raw, verbs.close_device, "ibv_close_device", needs) };
@@ -123,7 +135,7 @@ impl Context {
         let device = unsafe { (*raw.as_ptr()).device };
         // SAFETY: SAFETY.md F1, F2: the device belongs to a live context of this table.
         let device = unsafe { Device::find(verbs, device) }?;
-        let needs = Opened { device, events: EventLog::default() };
+        let needs = Opened::new(device);
         let (close, verb) = (verbs.close_device, "ibv_close_device");
         // SAFETY: SAFETY.md F2, F6, F9: by this function's contract; `needs` keeps the device
         // alive.
@@ -140,6 +152,16 @@ impl Context {
     /// Returns the log of the device's events.
     pub(crate) fn log(&self) -> &EventLog {
         &self.0.needs().events
+    }
+
+    /// Returns the networks of the GIDs. Like the log, they must not be used in a forked child.
+    pub(crate) fn networks(&self) -> &Networks {
+        &self.0.needs().networks
+    }
+
+    /// Returns the number of entries of all GID tables, once it is known.
+    pub(crate) fn gid_places(&self) -> &OnceLock<usize> {
+        &self.0.needs().gid_places
     }
 
     /// Queries the attributes of the device; see `man ibv_query_device`. For the extended

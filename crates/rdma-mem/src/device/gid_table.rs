@@ -7,7 +7,7 @@ use rdma_types::GidType;
 use crate::device::context::Context;
 use crate::device::gid::{self, GidEntry};
 use crate::device::gid_sysfs;
-use crate::device::interface;
+use crate::device::port::PortAttributes;
 use crate::error::Error;
 use crate::error::verb::VerbError;
 
@@ -15,7 +15,8 @@ impl Context {
     /// Returns the GIDs of all ports, ordered by port and index, without empty entries.
     ///
     /// Types and network interfaces come from `ibv_query_gid_table` or, with an rdma-core before
-    /// 32, from `/sys/class/infiniband`. Prefix lengths come from `getifaddrs(3)`.
+    /// 32, from `/sys/class/infiniband`. Prefix lengths come from `getifaddrs(3)`. A changed mask of
+    /// an unchanged address is seen within 100 ms.
     ///
     /// # Errors
     /// Returns an error if the provider refuses.
@@ -34,18 +35,23 @@ impl Context {
     pub fn gid_table(&self) -> Result<Vec<GidEntry>, Error> {
         self.check_process()?;
         let mut table = query(self)?;
-        interface::add_prefix_lengths(&mut table);
+        self.networks().add_prefix_lengths(&mut table);
         Ok(table)
     }
 }
 
 fn query(context: &Context) -> Result<Vec<GidEntry>, Error> {
-    let ports = 1..=context.query_device()?.port_count;
-    let ports = ports.map(|port| context.query_port(port)).collect::<Result<Vec<_>, _>>()?;
     if context.verbs().query_gid_table.is_none() {
-        return gid_sysfs::query(context, &ports);
+        return gid_sysfs::query(context, &ports(context)?);
     }
-    let places = ports.iter().map(|port| port.gid_table_length as usize).sum();
+    let places = match context.gid_places().get() {
+        Some(&places) => places,
+        None => {
+            let lengths = ports(context)?.into_iter().map(|port| port.gid_table_length as usize);
+            let places = lengths.sum();
+            *context.gid_places().get_or_init(|| places)
+        }
+    };
     let mut entries = vec![ibv_gid_entry::default(); places];
     // SAFETY: SAFETY.md F1, F12: the context is live and belongs to this table, and `places`
     // entries may be written.
@@ -64,6 +70,11 @@ fn query(context: &Context) -> Result<Vec<GidEntry>, Error> {
     let mut table: Vec<_> = entries.iter().filter_map(entry).collect();
     table.sort_by_key(|entry| (entry.port, entry.index));
     Ok(table)
+}
+
+fn ports(context: &Context) -> Result<Vec<PortAttributes>, Error> {
+    let ports = 1..=context.query_device()?.port_count;
+    ports.map(|port| context.query_port(port)).collect()
 }
 
 fn entry(raw: &ibv_gid_entry) -> Option<GidEntry> {

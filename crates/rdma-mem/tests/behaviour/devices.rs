@@ -1,12 +1,18 @@
 //! Devices, contexts and domains, on both software devices.
 #![allow(unsafe_code)]
 
+use std::env;
+use std::net::Ipv4Addr;
+use std::process::Command;
 use std::sync::Once;
 
 use rdma_mem::{
-    Context, DeviceCapabilities, Errno, Error, GidType, Lid, LinkLayer, Mtu, NodeType,
+    Context, DeviceCapabilities, Errno, Error, Gid, GidType, Lid, LinkLayer, Mtu, NodeType,
     PhysicalState, PortState, TransportType, list_devices, open_device,
 };
+use test_support::namespaces::{can_run, inside};
+use test_support::program::{is_emulated, this_program};
+use test_support::rig::until;
 
 const DEVICES: [&str; 2] = ["soft0", "softib0"];
 
@@ -96,6 +102,41 @@ fn the_table_of_gids_agrees_with_single_queries() {
     let ib = open("softib0").gid_table().unwrap();
     assert!(ib.iter().all(|entry| entry.gid_type == GidType::IB));
     assert!(context.query_gid(1, u32::MAX).is_err());
+}
+
+/// The variable that marks the process with a network namespace of its own.
+const NETWORK: &str = "RDMA_TEST_NETWORK";
+
+#[test]
+fn a_changed_mask_of_an_interface_is_seen_while_the_context_is_open() {
+    if env::var_os(NETWORK).is_none() {
+        if is_emulated() || !can_run(&["--net"]) {
+            return;
+        }
+        let mut program = inside(&["--net"], &this_program());
+        let test = "devices::a_changed_mask_of_an_interface_is_seen_while_the_context_is_open";
+        let output = program.args([test, "--exact"]).env(NETWORK, "1").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains(" 1 passed;"), "{text}");
+        return;
+    }
+    let ip = |arguments: &str| {
+        let status = Command::new("ip").args(arguments.split(' ')).status().unwrap();
+        assert!(status.success(), "ip {arguments}");
+    };
+    ip("link set lo up");
+    rdma_soft::Builder::new("network0").listen("127.0.0.1").install().unwrap();
+    let context = open_device("network0").unwrap();
+    let length = || {
+        let table = context.gid_table().unwrap();
+        let own = table.iter().find(|entry| entry.gid == Gid::from_ipv4(Ipv4Addr::LOCALHOST));
+        own.unwrap().prefix_length
+    };
+    assert_eq!(length(), Some(104));
+    // The GID stays the same.
+    ip("address add 127.0.0.1/16 dev lo");
+    ip("address del 127.0.0.1/8 dev lo");
+    until("the GID has the new prefix length", || length() == Some(112));
 }
 
 #[test]
