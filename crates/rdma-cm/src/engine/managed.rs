@@ -9,6 +9,7 @@ mod iwarp;
 mod library;
 mod requests;
 mod resolution;
+mod routes;
 mod steps;
 
 use std::collections::BTreeMap;
@@ -19,21 +20,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rdma_mem::{Context, Mtu};
-use rdma_proto::cm::{Address, PortSpace};
+use rdma_mem::Context;
+use rdma_proto::cm::PortSpace;
 use rdma_sys::Errno;
-use rdma_types::{AckTimeout, Gid, Lid};
+use rdma_types::Gid;
 
 pub(crate) use self::entry::Request;
 pub(crate) use self::iwarp::Half;
 
 use self::entry::{Entry, JOIN, Stage, endpoint_of, parameters_of};
 use self::iwarp::{check_datagrams, is_iwarp};
-use self::library::{Channel, Id, RESOLVE_MS, Received, gid_of_path, system_error};
+use self::library::{Channel, Id, RESOLVE_MS, Received, system_error};
 use self::requests::Requests;
 use super::files::Watch;
 use super::groups::source_to;
-use super::path::{addresses, end_at, ip_of, is_of_interface};
+use super::path::is_of_interface;
 use super::{Engine, Handle, NEXT, State};
 use crate::error::{End, Error};
 use crate::happening::{Happening, Queried, Requested, Way};
@@ -111,39 +112,6 @@ impl Engine {
     pub(crate) fn has_gid(&self, gid: Gid) -> bool {
         let table = self.context().gid_table().unwrap_or_default();
         table.iter().any(|entry| entry.gid == gid)
-    }
-
-    /// Returns true if a peer is on this host: by the IP address that it states, and by the end of the path to it.
-    fn is_of_this_host(&self, ip: IpAddr, end: Address) -> bool {
-        let is_stated = ip.is_unspecified() || ip.is_loopback() || is_of_interface(ip);
-        is_stated
-            && match end {
-                Address::Gid(gid) => is_of_interface(ip_of(gid)) || self.has_gid(gid),
-                end => addresses(self.context()).is_ok_and(|own| own.contains(&end)),
-            }
-    }
-
-    /// Returns the route of an ID: to the other end of a request, or to an address that was resolved.
-    fn route_of(&self, id: &Id) -> Option<Route> {
-        let [local, remote] = id.gids();
-        let [source, destination] = id.addresses();
-        let (source, destination) = (source?, destination?);
-        // The other end of a query has no path record.
-        let path = id.path();
-        let lid = path.map_or(Lid::NONE, |path| Lid::new(u16::from_be(path.dlid)));
-        let port = self.context().query_port(id.port()).ok()?;
-        let (remote, gid_type) = end_at(port.link_layer, lid, remote);
-        Some(Route {
-            local: Address::Gid(local),
-            remote,
-            gid_type,
-            mtu: path.and_then(|path| Mtu::from_code(path.mtu)).unwrap_or(Mtu::MTU1024),
-            traffic_class: path.map_or(0, |path| path.traffic_class),
-            ack_timeout: AckTimeout::default(),
-            source,
-            destination,
-            is_outside: !self.is_of_this_host(destination.ip(), remote),
-        })
     }
 
     /// Returns true if the device speaks iWARP.
@@ -343,7 +311,7 @@ impl Engine {
             watch.ring();
         }
         state.events.push_back((token, event));
-        state.is_readable = false;
+        state.has_new = true;
     }
 
     /// Receives the events that have arrived, and ends connections whose requests were not sent.
@@ -363,7 +331,7 @@ impl Engine {
                 }
                 if let Some(requested) = self.requested(managed, token, id, received) {
                     state.events.push_back((token, requested));
-                    state.is_readable = false;
+                    state.has_new = true;
                 }
                 continue;
             }
@@ -404,11 +372,13 @@ impl Engine {
             return self.queried(managed, listener, id, received.private_data);
         }
         let bound = managed.entries.get(&listener)?.bound?;
-        let route = if self.is_iwarp() {
+        let (route, attributes) = if self.is_iwarp() {
             let [_, other] = id.addresses();
-            iwarp::route_of(self.context(), &id, !is_of_interface(other?.ip()))?
+            let is_outside = !is_of_interface(other?.ip());
+            (iwarp::route_of(self.context(), &id, is_outside)?, None)
         } else {
-            self.route_of_request(&id)?
+            let attributes = id.attributes().ok()?;
+            (self.route_of_request(&id, &attributes)?, Some(Box::new(attributes)))
         };
         // For the kernel's rdma_cm, the loopback addresses stand for all addresses.
         if bound.is_loopback() && route.is_outside {
@@ -417,8 +387,8 @@ impl Engine {
         let (mtu, parameters) = (route.mtu, parameters_of(&received.parameters));
         let peer = id.token();
         let entry = managed.add(id, Stage::Requested);
-        entry.listener = Some(listener);
-        entry.peer = Some(parameters);
+        (entry.listener, entry.peer) = (Some(listener), Some(parameters));
+        entry.attributes = attributes;
         Some(Happening::Requested(Box::new(Requested {
             peer,
             endpoint: endpoint_of(&parameters, Some(mtu)),
@@ -427,28 +397,6 @@ impl Engine {
             route,
             private_data: received.private_data,
         })))
-    }
-
-    /// Returns the route to the other end of a request, with the path in the REQ.
-    fn route_of_request(&self, id: &Id) -> Option<Route> {
-        let [own, other] = id.addresses();
-        let (source, destination) = own.zip(other)?;
-        let [_, rtr, _] = id.attributes().ok()?;
-        let port = self.context().query_port(rtr.ah_attr.port_num).ok()?;
-        let (lid, gid) = (Lid::new(rtr.ah_attr.dlid), gid_of_path(&rtr.ah_attr));
-        let (remote, gid_type) = end_at(port.link_layer, lid, gid);
-        let [local, _] = id.gids();
-        Some(Route {
-            local: Address::Gid(local),
-            remote,
-            gid_type,
-            mtu: u8::try_from(rtr.path_mtu.0).ok().and_then(Mtu::from_code)?,
-            traffic_class: rtr.ah_attr.grh.traffic_class,
-            ack_timeout: AckTimeout::default(),
-            source,
-            destination,
-            is_outside: !self.is_of_this_host(destination.ip(), remote),
-        })
     }
 
     /// Adds a query.

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use rdma_mem::Context;
+use rdma_mem::{Context, LinkLayer};
 use rdma_proto::Time;
 use rdma_proto::cm::wire::Reason;
 use rdma_proto::cm::{Error as Refusal, PortSpace, ServiceId};
@@ -37,7 +37,7 @@ use self::files::{FIRST_KEY, Files, MADS, set};
 use self::hub::Member;
 use self::listening::{Bound, Listening, Name};
 use self::managed::Managed;
-use self::path::Request;
+use self::path::{OwnAddresses, Request};
 use self::peer::{Peer, Port};
 use self::state::State;
 use crate::error::{End, Error};
@@ -62,6 +62,9 @@ pub(crate) struct Engine {
     changed: Condvar,
     /// Whether the connections pass through the kernel's rdma_cm.
     is_managed: bool,
+    /// The link layers of the device's ports, which do not change while it is open.
+    link_layers: Vec<LinkLayer>,
+    own: OwnAddresses,
 }
 
 /// A port that no other listener of the device can have. It is free when this is dropped.
@@ -104,6 +107,7 @@ impl Drop for Handle {
 impl Engine {
     pub(crate) fn open(context: &Context) -> Result<Arc<Self>, Error> {
         let addresses = path::addresses(context)?;
+        let link_layers = path::ports(context)?.iter().map(|port| port.link_layer).collect();
         let failed = Error::system("open an event channel");
         let (files, mut state) = (Files::open()?, State::default());
         let is_managed = is_installed(context.verbs());
@@ -127,6 +131,8 @@ impl Engine {
             state: Mutex::new(state),
             changed: Condvar::new(),
             is_managed,
+            link_layers,
+            own: OwnAddresses::default(),
         }))
     }
 
@@ -149,6 +155,11 @@ impl Engine {
 
     pub(crate) fn context(&self) -> &Context {
         &self.port.context
+    }
+
+    /// Returns the link layer of a port, whose number begins at 1.
+    fn link_layer(&self, port: u8) -> Option<LinkLayer> {
+        self.link_layers.get(usize::from(port).checked_sub(1)?).copied()
     }
 
     /// Checks that a queue pair belongs to the channel's device and provider. Their contexts may differ. Devices of
@@ -378,77 +389,33 @@ impl Engine {
         self.wait_for(limit, |state| state.take(&wants))
     }
 
-    /// Waits until a function finds something in the state; returns `None` if it does not within the limit.
-    fn wait_for<T>(
-        &self,
-        limit: Option<Duration>,
-        mut find: impl FnMut(&mut State) -> Option<T>,
-    ) -> Result<Option<T>, Error> {
-        self.check_process()?;
-        let end = limit.map(|limit| self.now().after(limit));
-        let mut state = self.locked();
-        let mut ready = if state.has_waiter { Vec::new() } else { self.files.wait(NOW)? };
-        loop {
-            self.process(&mut state, &ready);
-            if let Some(found) = find(&mut state) {
-                self.set_readable(&mut state);
-                return Ok(Some(found));
-            }
-            if state.closed {
-                return Err(Error::Closed);
-            }
-            let left = end.map(|end| self.until(end));
-            if left.is_some_and(|left| left.is_zero()) {
-                return Ok(None);
-            }
-            (state, ready) = self.sleep(state, left)?;
-        }
-    }
-
-    /// Waits until something may have happened, and returns the sockets to receive from.
-    fn sleep<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        limit: Option<Duration>,
-    ) -> Result<(MutexGuard<'a, State>, Vec<u64>), Error> {
-        if state.has_waiter {
-            let state = match limit {
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(limit) => {
-                    let waited = self.changed.wait_timeout(state, limit);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
-            return Ok((state, Vec::new()));
-        }
-        state.has_waiter = true;
-        drop(state);
-        let ready = self.wait_for_files(limit);
-        let mut state = self.locked();
-        state.has_waiter = false;
-        // Another thread may wait next.
-        self.changed.notify_all();
-        let mut ready = ready?;
-        // A file that became readable since then may have woken a thread that left it to this one.
-        ready.extend(self.files.wait(NOW)?);
-        Ok((state, ready))
-    }
-
     /// Wakes the threads that wait.
     fn wake(&self, state: &State) {
         if state.has_waiter {
             self.files.wake();
         }
-        self.changed.notify_all();
+        self.wake_sleepers(state);
+    }
+
+    /// Wakes the threads that leave the files to another one. Without such threads, makes no system call.
+    fn wake_sleepers(&self, state: &State) {
+        if state.sleepers > 0 {
+            self.changed.notify_all();
+        }
     }
 
     /// Receives from sockets, and handles expired timers.
     fn process(&self, state: &mut State, ready: &[u64]) {
+        if self.is_managed {
+            // The kernel has the timers.
+            if !ready.is_empty() {
+                self.receive_managed(state);
+            }
+            return;
+        }
         let now = self.now();
         for &token in ready {
-            if MADS.contains(&token) && self.is_managed {
-                self.receive_managed(state);
-            } else if MADS.contains(&token) {
+            if MADS.contains(&token) {
                 self.receive_mads(state, now);
             } else if state.listeners.contains_key(&token) {
                 self.accept(state, token);
@@ -461,7 +428,6 @@ impl Engine {
         }
         self.expire_outside(state, now);
         self.set_timer(state);
-        self.set_readable(state);
     }
 
     fn receive(&self, state: &mut State, token: u64, now: Time) {
@@ -495,7 +461,7 @@ impl Engine {
         let peer_socket = peer.line.socket().map(Arc::clone);
         if !events.is_empty() {
             peer.watch.ring();
-            state.is_readable = false;
+            state.has_new = true;
         }
         for event in events {
             let is_request = event.requester().is_some();
@@ -563,12 +529,13 @@ impl Engine {
         }
     }
 
+    /// Updates the program's file after the events have changed.
     fn set_readable(&self, state: &mut State) {
         let is_readable = state.closed || !state.events.is_empty();
-        if is_readable != state.is_readable {
-            state.is_readable = is_readable;
+        if is_readable != state.is_readable || is_readable && state.has_new {
             self.files.set_queued(is_readable);
         }
+        (state.is_readable, state.has_new) = (is_readable, false);
     }
 }
 

@@ -1,8 +1,10 @@
 //! Queue pairs and paths in messages.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use rdma_mem::{Context, Gid, GidType, LinkLayer, Mtu};
+use rdma_mem::{Context, Gid, GidType, LinkLayer, Mtu, PortAttributes};
 use rdma_proto::Time;
 use rdma_proto::cm::wire::{Answer, Offer, Path, Query, Timeout, Transport};
 use rdma_proto::cm::{
@@ -41,24 +43,54 @@ pub(crate) fn ip_of(gid: Gid) -> IpAddr {
     gid.to_ipv4().map_or_else(|| Ipv6Addr::from(gid.to_bytes()).into(), IpAddr::V4)
 }
 
+/// Returns the addresses of this host's interfaces.
+fn own_addresses() -> Vec<IpAddr> {
+    let all = interface_addresses().unwrap_or_default();
+    all.iter().filter_map(|entry| Some(entry.address?.ip())).collect()
+}
+
 /// Returns true if an address belongs to an interface of this host.
 pub(crate) fn is_of_interface(ip: IpAddr) -> bool {
-    let all = interface_addresses().unwrap_or_default();
-    all.iter().any(|entry| entry.address.is_some_and(|own| own.ip() == ip))
+    own_addresses().contains(&ip)
+}
+
+/// The time during which an address in a list of the interfaces counts as this host's.
+const CURRENT: Duration = Duration::from_millis(100);
+
+/// The addresses of this host's interfaces, and when they were read. Listing them takes a dozen system calls, so requests
+/// that arrive together share a list.
+#[derive(Default)]
+pub(super) struct OwnAddresses(Mutex<Option<(Instant, Vec<IpAddr>)>>);
+
+impl OwnAddresses {
+    /// Returns true if an address belongs to an interface, like [`is_of_interface`].
+    pub(super) fn contains(&self, ip: IpAddr) -> bool {
+        self.contains_at(ip, Instant::now(), own_addresses)
+    }
+
+    /// An address that is not in the list may be new, so the list is then read again.
+    fn contains_at(&self, ip: IpAddr, now: Instant, list: impl FnOnce() -> Vec<IpAddr>) -> bool {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_known = known.as_ref().is_some_and(|(read_at, all)| {
+            now.saturating_duration_since(*read_at) < CURRENT && all.contains(&ip)
+        });
+        is_known || known.insert((now, list())).1.contains(&ip)
+    }
+}
+
+/// Returns the attributes of a device's ports.
+pub(super) fn ports(context: &Context) -> Result<Vec<PortAttributes>, Error> {
+    let ports = 1..=context.query_device()?.port_count;
+    Ok(ports.map(|port| context.query_port(port)).collect::<Result<_, _>>()?)
 }
 
 /// Returns the addresses of a device's ports. The peers of the same device have the same ones.
 pub(crate) fn addresses(context: &Context) -> Result<Vec<Address>, Error> {
-    let table = context.gid_table()?;
+    let (table, ports) = (context.gid_table()?, ports(context)?);
     let gids = table.iter().filter(|entry| entry.gid_type != GidType::IB);
-    let mut all: Vec<_> = gids.map(|entry| Address::Gid(entry.gid)).collect();
-    for port in 1..=context.query_device()?.port_count {
-        let port = context.query_port(port)?;
-        if port.link_layer == LinkLayer::INFINIBAND {
-            all.push(Address::Lid(port.lid));
-        }
-    }
-    Ok(all)
+    let gids = gids.map(|entry| Address::Gid(entry.gid));
+    let infiniband = ports.iter().filter(|port| port.link_layer == LinkLayer::INFINIBAND);
+    Ok(gids.chain(infiniband.map(|port| Address::Lid(port.lid))).collect())
 }
 
 /// Returns the address from which a queue pair sends, with its type.
@@ -407,4 +439,28 @@ pub(crate) fn connect(
     attributes.send_psn = peer.psn();
     attributes.recv_psn = queue_pair.endpoint().psn();
     queue_pair.connect(attributes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_address_is_seen_at_once_and_a_removed_one_after_a_time() {
+        let (own, start) = (OwnAddresses::default(), Instant::now());
+        let ip = |last| IpAddr::from([10, 0, 0, last]);
+        let contains = |last, now, list: &[u8]| {
+            own.contains_at(ip(last), now, || list.iter().map(|&last| ip(last)).collect())
+        };
+        assert!(contains(1, start, &[1]));
+        // The list is not read again for an address that it has.
+        let last = start + CURRENT - Duration::from_nanos(1);
+        assert!(contains(1, last, &[]));
+        assert!(!contains(2, last, &[1]));
+        assert!(contains(2, last, &[1, 2]), "it was added");
+        assert!(contains(1, last + CURRENT - Duration::from_nanos(1), &[]));
+        assert!(!contains(1, last + CURRENT, &[2]), "it was removed");
+        assert!(!contains(1, last + CURRENT, &[2]));
+        assert!(contains(2, last + CURRENT, &[]));
+    }
 }

@@ -33,9 +33,13 @@ pub(super) struct State {
     pub(super) closed: bool,
     /// Whether a thread waits for the files.
     pub(super) has_waiter: bool,
-    /// Whether the program's file is readable. It is false after each event, so that a thread that waits for an edge of the
-    /// file is notified of each.
+    /// The number of threads that wait for another thread's work.
+    pub(super) sleepers: usize,
+    /// Whether the program's file is readable.
     pub(super) is_readable: bool,
+    /// Whether events were queued since the file was made readable. A thread that waits for an edge of the file is notified
+    /// of each.
+    pub(super) has_new: bool,
 }
 
 impl State {

@@ -1,7 +1,7 @@
-//! The time of an engine: that of the system, or of a simulated network.
+//! The time of an engine: that of the system, or of a simulated network. Threads wait until they find something.
 
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rdma_proto::Time;
@@ -45,8 +45,84 @@ impl Engine {
         self.files.wait(NOW.filter(|_| has_passed))
     }
 
-    /// Sets the timer to the first deadline.
+    /// Waits until a function finds something in the state; returns `None` if it does not within the limit.
+    pub(super) fn wait_for<T>(
+        &self,
+        limit: Option<Duration>,
+        mut find: impl FnMut(&mut State) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        self.check_process()?;
+        let mut state = self.locked();
+        // The kernel's rdma_cm answers messages by itself, so nothing else needs to be done before an event that is queued.
+        let queued = if self.is_managed { find(&mut state) } else { None };
+        if queued.is_some() {
+            self.set_readable(&mut state);
+            return Ok(queued);
+        }
+        let end = limit.map(|limit| self.now().after(limit));
+        // With the kernel's rdma_cm, the wait itself finds what has arrived.
+        let is_polled = !self.is_managed || state.closed || limit.is_some_and(|it| it.is_zero());
+        let mut ready =
+            if state.has_waiter || !is_polled { Vec::new() } else { self.files.wait(NOW)? };
+        let mut left = limit;
+        loop {
+            self.process(&mut state, &ready);
+            let found = find(&mut state);
+            // Not before: an event that is found at once does not make the program's file readable.
+            self.set_readable(&mut state);
+            if found.is_some() {
+                return Ok(found);
+            }
+            if state.closed {
+                return Err(Error::Closed);
+            }
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(None);
+            }
+            (state, ready) = self.sleep(state, left)?;
+            left = end.map(|end| self.until(end));
+        }
+    }
+
+    /// Waits until something may have happened, and returns the sockets to receive from.
+    fn sleep<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        limit: Option<Duration>,
+    ) -> Result<(MutexGuard<'a, State>, Vec<u64>), Error> {
+        if state.has_waiter {
+            state.sleepers += 1;
+            let mut state = match limit {
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(limit) => {
+                    let waited = self.changed.wait_timeout(state, limit);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+            state.sleepers -= 1;
+            return Ok((state, Vec::new()));
+        }
+        state.has_waiter = true;
+        drop(state);
+        let ready = self.wait_for_files(limit);
+        let mut state = self.locked();
+        state.has_waiter = false;
+        // Another thread may wait next.
+        self.wake_sleepers(&state);
+        let mut ready = ready?;
+        // A file that became readable since then may have woken a thread that left it to this one. The kernel's events are
+        // received from one file, which reports them until all were received.
+        if !self.is_managed || ready.is_empty() {
+            ready.extend(self.files.wait(NOW)?);
+        }
+        Ok((state, ready))
+    }
+
+    /// Sets the timer to the first deadline. With the kernel's rdma_cm, the kernel has the timers.
     pub(super) fn set_timer(&self, state: &State) {
+        if self.is_managed {
+            return;
+        }
         let of_gateway = |gateway: &Arc<Gateway>| gateway.manage(|manager| manager.deadline());
         let outside = state.gateways.values().filter_map(of_gateway).min();
         let own = state.deadlines.first().map(|(at, _)| *at);

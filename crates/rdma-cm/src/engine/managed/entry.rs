@@ -8,8 +8,8 @@ use rdma_mem::{Context, Mtu};
 use rdma_proto::cm::wire::{Reason, SidrStatus};
 use rdma_proto::cm::{Address, PortSpace};
 use rdma_qp::{PreparedQueuePair, QueuePairEndpoint, QueuePairType};
-use rdma_sys::Errno;
 use rdma_sys::cm::{option, rdma_cm_event_type as Kind, rdma_conn_param};
+use rdma_sys::{Errno, ibv_qp_attr};
 use rdma_types::{AckTimeout, Lid, Psn, Qpn};
 
 use super::candidates::Candidates;
@@ -42,6 +42,8 @@ pub(in crate::engine) struct Entry {
     pub(super) listener: Option<u64>,
     /// The parameters of the peer that sent the request.
     pub(super) peer: Option<Parameters>,
+    /// The attributes of a request's queue pair, which the kernel does not change before the program accepts it.
+    pub(super) attributes: Option<Box<[ibv_qp_attr; 3]>>,
     pub(super) watch: Watch,
 }
 
@@ -173,8 +175,14 @@ impl Entry {
             bound: None,
             listener: None,
             peer: None,
+            attributes: None,
             watch: Watch::default(),
         }
+    }
+
+    /// Returns the attributes with which a queue pair moves to INIT, RTR and RTS. Those of a request were read with it.
+    pub(super) fn attributes(&mut self) -> Result<Box<[ibv_qp_attr; 3]>, Errno> {
+        self.attributes.take().map_or_else(|| self.id.attributes().map(Box::new), Ok)
     }
 
     /// Processes an event, and returns the one for the program. `requests` sends the REQ of an iWARP device.

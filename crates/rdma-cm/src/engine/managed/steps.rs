@@ -7,7 +7,7 @@ use rdma_qp::{QueuePair, QueuePairEndpoint};
 use rdma_sys::Errno;
 use rdma_types::{Psn, Qpn};
 
-use super::entry::{Stage, check_type};
+use super::entry::{Entry, Stage, check_type};
 use super::iwarp::{self, Half};
 use super::not_listening;
 use crate::engine::Handle;
@@ -34,9 +34,8 @@ impl Handle {
             return Ok(connect(queue_pair, peer)?);
         }
         check_type(&queue_pair)?;
-        let attributes = self
-            .engine
-            .manage(self.token, "read the connection's path", |it| it.id.attributes())?;
+        let attributes =
+            self.engine.manage(self.token, "read the connection's path", Entry::attributes)?;
         Ok(queue_pair.connect_managed(&attributes)?)
     }
 
