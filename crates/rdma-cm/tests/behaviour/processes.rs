@@ -10,7 +10,7 @@ use rdma_cm::{Accepting, Connection, End, Error, Listener, Phase};
 use test_support::program::this_program;
 use test_support::rig::until;
 
-use crate::common::{LIMIT, Node, open};
+use crate::common::{self, LIMIT, Node, disconnected, open};
 use crate::other_hosts::Host;
 
 /// The environment variable that makes a process the other end, with the stage at which it exits.
@@ -33,6 +33,7 @@ fn other_end(test: &str, stage: &str) -> Command {
 /// Exits, without dropping anything, if the process has reached its last stage. Before that, waits for the test.
 fn exit_at(last: &str, stage: &str) {
     if last == stage {
+        println!("\nreached {stage}");
         wait_for_the_test();
         process::exit(0);
     }
@@ -76,10 +77,15 @@ fn start_server(test: &str, stage: &str) -> (Child, u16) {
 
 fn started(server: &mut Command) -> (Child, u16) {
     let mut server = server.spawn().unwrap();
-    let lines = BufReader::new(server.stdout.as_mut().unwrap()).lines();
-    let port =
-        lines.map_while(Result::ok).find_map(|line| line.strip_prefix("port ")?.parse().ok());
-    (server, port.unwrap())
+    let port = read_line(&mut server, "port ");
+    (server, port.parse().unwrap())
+}
+
+/// Waits until the other end has printed a line that begins with `prefix`, and returns the rest of the line.
+fn read_line(other: &mut Child, prefix: &str) -> String {
+    // After each line that is read, the other end prints no further one until this end continues. The buffer is empty.
+    let mut lines = BufReader::new(other.stdout.as_mut().unwrap()).lines().map_while(Result::ok);
+    lines.find_map(|line| Some(line.strip_prefix(prefix)?.to_owned())).unwrap()
 }
 
 #[test]
@@ -142,8 +148,10 @@ fn connect(last: &str, address: &str) {
     exit_at(last, "connecting");
     let replied = connecting.wait(LIMIT).unwrap();
     exit_at(last, "replied");
-    let _connection = replied.establish().unwrap();
+    let connection = replied.establish().unwrap();
     exit_at(last, "established");
+    let _disconnecting = connection.disconnect(b"").unwrap();
+    exit_at(last, "disconnecting");
 }
 
 #[test]
@@ -177,6 +185,11 @@ fn a_client_that_exits_ends_its_connection() {
     end(client);
     let expected = End::Disconnected { private_data: Vec::new() };
     assert_eq!(connection.wait(LIMIT).unwrap(), expected);
+
+    let (client, accepting) = start("disconnecting");
+    let connection = accepting.accept(b"").unwrap().wait(LIMIT).unwrap();
+    assert_eq!(connection.wait(LIMIT).unwrap(), disconnected(b"", 220));
+    end(client);
 }
 
 /// Returns an address of the loopback interface for the device of another process. The devices of [`Host`] have lower ones.
@@ -231,6 +244,54 @@ fn requests_to_a_killed_server_fail(test: &str) {
     assert_eq!(*ended.end(), End::Disconnected { private_data: Vec::new() });
 }
 
+/// A server on another host is killed after it has accepted. Its client does not notice this while it establishes the
+/// connection.
+fn a_client_establishes_a_connection_to_a_killed_server(test: &str) {
+    let ip = address_of_other(3);
+    let (server, port) = started(other_end(test, "accepted").env(LISTEN, ip.to_string()));
+    let mut client = Host::new().node();
+    let resolved = client.channel.resolve((ip, port)).unwrap();
+    let replied = resolved.connect(client.queue_pair(), b"").unwrap().wait(LIMIT).unwrap();
+    kill(server);
+    let connection = replied.establish().unwrap();
+    assert!(client.try_send(connection.queue_pair(), b"ping").is_err());
+    let ended = connection.disconnect(b"").unwrap().wait(BEYOND).unwrap();
+    assert_eq!(*ended.end(), End::Disconnected { private_data: Vec::new() });
+}
+
+/// A server on another host is killed before it answers the message that disconnects.
+fn a_client_disconnects_from_a_killed_server(test: &str) {
+    let ip = address_of_other(4);
+    let (mut server, port) = started(other_end(test, "established").env(LISTEN, ip.to_string()));
+    let client = Host::new().node();
+    let resolved = client.channel.resolve((ip, port)).unwrap();
+    let connecting = resolved.connect(client.queue_pair(), b"").unwrap();
+    let connection = connecting.wait(LIMIT).unwrap().establish().unwrap();
+    // From then on, it processes no messages.
+    assert_eq!(read_line(&mut server, "reached "), "established");
+    let disconnecting = connection.disconnect(b"").unwrap();
+    kill(server);
+    let ended = disconnecting.wait(BEYOND).unwrap();
+    assert_eq!(*ended.end(), End::Disconnected { private_data: Vec::new() });
+}
+
+/// A client on another host is killed after it has disconnected. The message has arrived.
+fn a_server_notices_the_end_of_a_killed_client(test: &str) {
+    let (host, ip) = (Host::new(), address_of_other(5));
+    let server = host.node();
+    let listener = host.listen(&server.channel);
+    let mut client = other_end(test, "disconnecting");
+    client.env(LISTEN, ip.to_string()).env(ADDRESS, listener.local_address().to_string());
+    let client = client.spawn().unwrap();
+    let accepting = listener.incoming(LIMIT).unwrap().prepare(server.queue_pair()).unwrap();
+    let connection = accepting.accept(b"").unwrap().wait(LIMIT).unwrap();
+    assert_eq!(connection.wait(LIMIT).unwrap(), disconnected(b"", 220));
+    kill(client);
+    // The next client is served.
+    let next = Host::new().node();
+    drop(common::connect(&next, &server, &listener));
+}
+
 #[test]
 #[ignore = "it waits for the protocol's limits of 70 s"]
 fn a_killed_process_on_another_host_is_noticed() {
@@ -246,6 +307,9 @@ fn a_killed_process_on_another_host_is_noticed() {
             a_client_waits_for_a_killed_server,
             a_server_waits_for_a_killed_client,
             requests_to_a_killed_server_fail,
+            a_client_establishes_a_connection_to_a_killed_server,
+            a_client_disconnects_from_a_killed_server,
+            a_server_notices_the_end_of_a_killed_client,
         ] {
             scope.spawn(move || end(test));
         }
