@@ -13,6 +13,7 @@
 //! - [`fuzz`]: the input format of fuzz targets.
 //! - [`loopback`]: addresses that no other test uses.
 //! - [`namespaces`]: runs programs in namespaces of their own.
+//! - [`packages`]: programs and headers of the distribution.
 //! - [`program`]: starts programs that are built for the tests' target, in an emulator if
 //!   necessary.
 //! - [`quiet_device`]: a device that does nothing, used to count the caller's own instructions.
@@ -36,6 +37,7 @@ pub mod flag;
 pub mod fuzz;
 pub mod loopback;
 pub mod namespaces;
+pub mod packages;
 pub mod program;
 pub mod quiet_device;
 pub mod rig;

@@ -3,6 +3,7 @@
 use std::env;
 use std::process::{Command, Output};
 
+use test_support::packages::skip_without;
 pub(crate) use test_support::program::dropin as folder;
 
 /// Returns a command that runs a program of ibverbs-utils or rdmacm-utils with the libraries, or `None` if it is not installed.
@@ -14,9 +15,7 @@ pub(crate) fn command(program: &str) -> Option<Command> {
     }
     let paths = env::var_os("PATH").unwrap_or_default();
     if !env::split_paths(&paths).any(|folder| folder.join(program).is_file()) {
-        println!(
-            "skipped: `{program}` is not installed (Debian: apt-get install ibverbs-utils rdmacm-utils)"
-        );
+        skip_without(&format!("`{program}`"), "ibverbs-utils rdmacm-utils");
         return None;
     }
     Some(with_library(Command::new(program)))

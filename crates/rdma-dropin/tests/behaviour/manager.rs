@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use test_support::packages::skip_without;
+
 use crate::c_programs;
 
 /// The header of the distribution's librdmacm, with which the program is compiled.
@@ -14,8 +16,7 @@ fn passes(case: &str) {
 
 fn passes_in(program: &str, case: &str) {
     if !Path::new(HEADER).exists() {
-        println!("skipped: {HEADER} does not exist (Debian: apt-get install librdmacm-dev)");
-        return;
+        return skip_without(HEADER, "librdmacm-dev");
     }
     if let Some(text) = c_programs::run(program, |program| _ = program.arg(case)) {
         assert_eq!(text, "", "{case}");

@@ -5,6 +5,7 @@ use std::fs;
 use std::mem::offset_of;
 
 use rdma_sys::cm::*;
+use test_support::packages::skip_without;
 use test_support::program::{c_compiler, command};
 
 /// An expression in C, and its value here.
@@ -99,11 +100,11 @@ fn the_installed_header_of_librdmacm_agrees() {
     fs::write(&source, program).unwrap();
     let output = match c_compiler().arg("-o").arg(&binary).arg(&source).output() {
         Ok(output) => output,
-        Err(error) => return println!("SKIP: no C compiler ({error})"),
+        Err(error) => return skip_without(&format!("a C compiler ({error})"), "gcc libc6-dev"),
     };
     let messages = String::from_utf8_lossy(&output.stderr);
     if messages.contains("rdma_cma.h: No such file") {
-        return println!("SKIP: no rdma/rdma_cma.h (librdmacm-dev, rdma-core-devel)");
+        return skip_without("rdma/rdma_cma.h", "librdmacm-dev");
     }
     assert!(output.status.success(), "{messages}");
     let output = command(&binary).output().unwrap();

@@ -10,6 +10,7 @@ use std::{
     path::Path,
 };
 
+use test_support::packages::skip_without;
 use test_support::program::{c_compiler, command};
 
 #[cfg(target_arch = "aarch64")]
@@ -128,7 +129,7 @@ fn installed_places(
         let output = match compiler.output() {
             Ok(output) => output,
             Err(error) => {
-                println!("SKIP: no C compiler ({error})");
+                skip_without(&format!("a C compiler ({error})"), "gcc libc6-dev");
                 return None;
             }
         };
@@ -140,7 +141,7 @@ fn installed_places(
             return Some(lines.into_iter().map(|(place, _)| place.clone()).zip(numbers).collect());
         }
         if messages.contains("verbs.h: No such file") {
-            println!("SKIP: no infiniband/verbs.h (libibverbs-dev, rdma-core-devel)");
+            skip_without("infiniband/verbs.h", "libibverbs-dev");
             return None;
         }
         let failed = failed_lines(&messages);

@@ -168,8 +168,7 @@ fn assert_decoded(path: &Path, packets: &[file::Packet]) {
     tshark.args(["-n", "-r"]).arg(path).args(["-T", "fields", "-E", "separator=/t"]);
     tshark.args(fields.iter().flat_map(|field| ["-e", field]));
     let Ok(output) = tshark.output() else {
-        println!("skipped: tshark is not installed (Debian: apt-get install tshark)");
-        return;
+        return test_support::packages::skip_without("tshark", "tshark");
     };
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
