@@ -261,11 +261,13 @@ unsafe extern "C" fn rdma_notify(id: *mut CmId, event: ibv_event_type) -> c_int 
     if event != ibv_event_type::IBV_EVENT_COMM_EST {
         return fail(libc::EINVAL);
     }
+    // `call` locks the state again.
+    let stage = id.state().stage;
     // An established connection needs no notification.
-    match id.state().stage {
-        Stage::Established => 0,
-        _ => returned(call(id, unmanaged::Id::communication_established)),
+    if stage == Stage::Established {
+        return 0;
     }
+    returned(call(id, unmanaged::Id::communication_established))
 }
 
 /// Disconnects. An event follows, unless it waits or the program has received it.

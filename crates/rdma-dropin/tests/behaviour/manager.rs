@@ -145,6 +145,31 @@ fn a_call_that_waits_for_an_event_is_restarted_after_a_signal() {
 }
 
 #[test]
+fn a_queue_pair_has_extended_attributes() {
+    passes_in("manager_queues.c", "extended attributes");
+}
+
+#[test]
+fn an_id_whose_queues_were_refused_can_get_others() {
+    passes_in("manager_queues.c", "refused attributes");
+}
+
+#[test]
+fn the_queue_pair_of_an_id_receives_from_its_shared_receive_queue() {
+    passes_in("manager_queues.c", "shared receive queues");
+}
+
+#[test]
+fn a_notification_establishes_a_connection_before_its_confirmation() {
+    passes_in("manager_queues.c", "notification");
+}
+
+#[test]
+fn an_end_that_needs_options_of_a_vendor_rejects_with_a_reason_of_its_own() {
+    passes_in("manager_queues.c", "options");
+}
+
+#[test]
 fn functions_and_addresses_that_the_library_lacks_are_named_once() {
     let lines = c_programs::with_program("lacking.c", |mut program| {
         let output = program.output().unwrap();
