@@ -7,6 +7,7 @@ mod entry;
 mod gated;
 mod iwarp;
 mod library;
+mod listening;
 mod requests;
 mod resolution;
 mod routes;
@@ -94,16 +95,6 @@ impl Managed {
     pub(super) fn watch(&mut self, token: u64) -> Option<(&mut Watch, bool)> {
         let entry = self.entries.get_mut(&token)?;
         Some((&mut entry.watch, entry.stage == Stage::Over))
-    }
-}
-
-/// Returns the error of an address at which the kernel does not listen.
-fn not_listening(errno: Errno, address: SocketAddr, device: String) -> Error {
-    match errno {
-        Errno::EADDRINUSE => Error::PortInUse { port: address.port(), device },
-        Errno::EACCES => Error::PortReserved { port: address.port() },
-        Errno::EADDRNOTAVAIL | Errno::ENODEV => Error::NoRoute { address: address.ip(), device },
-        errno => Error::System { tried: "listen", source: system_error(errno) },
     }
 }
 
@@ -223,7 +214,13 @@ impl Engine {
             (Ok(_), Some(found)) => {
                 Err(Error::OtherDevice { address: address.ip(), device: device(), found })
             }
-            (Err(errno), _) => Err(not_listening(errno, address, device())),
+            (Err(errno), _) => {
+                let is_own = || {
+                    let any_port = SocketAddr::new(address.ip(), 0);
+                    self.begin(space, Stage::Listening, |entry| entry.id.bind(any_port)).is_ok()
+                };
+                Err(listening::not_bound(errno, address, device(), is_own))
+            }
         }
     }
 
@@ -448,26 +445,5 @@ impl Engine {
                 managed.entries.remove(&token)
             })
             .collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn errors_of_a_listener_name_their_cause() {
-        let address = ([192, 0, 2, 1], 80).into();
-        let text = |errno| not_listening(errno, address, "rxe0".into()).to_string();
-        for (errno, expected) in [
-            (Errno::EADDRINUSE, "port 80 of `rxe0` is in use: "),
-            (Errno::EACCES, "port 80 is reserved: use a port from 1024 on "),
-            (Errno::EADDRNOTAVAIL, "`rxe0` has no route to 192.0.2.1: "),
-            (Errno::EMFILE, "the connection manager cannot listen: Too many open files"),
-        ] {
-            assert!(text(errno).starts_with(expected), "{}", text(errno));
-        }
-        assert!(text(Errno::EMFILE).contains("`ulimit -n`"));
-        assert!(text(Errno::ENOMEM).ends_with("Cannot allocate memory (os error 12)"));
     }
 }

@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::env;
 use std::net::{IpAddr, Ipv4Addr};
+use std::process::Command;
 use std::sync::{Mutex, OnceLock};
 
 use rdma_cm::{Connection, End, EventChannel, Listener, PreparedQueuePair, QueuePair};
@@ -14,6 +15,7 @@ use rdma_qp::prelude::*;
 use rdma_qp::{CompletionQueue, PollSlot, ReceiveWorkRequest, SendWorkRequest, WorkError};
 use rdma_sys::Verbs;
 use rdma_types::{Gid, Guid, Lid, Mtu, Qpn};
+use test_support::program::this_program;
 use test_support::rig::pause;
 
 pub(crate) use test_support::rig::PATIENCE as LIMIT;
@@ -53,6 +55,32 @@ pub(crate) fn address() -> IpAddr {
 /// Returns the name of the system's device that replaces `soft0`, if there is one.
 pub(crate) fn system_device() -> Option<String> {
     env::var(SYSTEM).ok()
+}
+
+/// Returns true if the kernel's rdma_cm connects the device that replaces `soft0`.
+pub(crate) fn is_over_kernel() -> bool {
+    // The drop-in libraries have a device of this name.
+    system_device().is_some_and(|device| device != "soft0")
+}
+
+/// Runs the tests whose names contain a text in a process that `prepare` changes, except some, and checks how many pass.
+pub(crate) fn pass(
+    names: &str,
+    except: &[&str],
+    expected: usize,
+    prepare: impl FnOnce(&mut Command),
+) {
+    let mut program = this_program();
+    prepare(&mut program);
+    program.arg(names);
+    for name in except {
+        program.args(["--skip", name]);
+    }
+    let output = program.output().unwrap();
+    let [text, failure] =
+        [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success(), "{text}\n{failure}");
+    assert!(text.contains(&format!(" {expected} passed;")), "{text}");
 }
 
 /// The objects of one end.

@@ -2,7 +2,7 @@
 //! libibverbs and librdmacm are those files.
 
 use std::env;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
@@ -14,10 +14,10 @@ use rdma_mem::Context;
 use rdma_qp::{QueuePairType, prelude::*};
 use rdma_types::{Lid, MaxAckRetries, MaxRnrRetries, Psn, Qpn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use test_support::program::{dropin, in_own_process_with, is_emulated, this_program};
+use test_support::program::{dropin, in_own_process_with, is_emulated};
 use test_support::rig::until;
 
-use crate::common::{LIMIT, Node, SYSTEM, address, open};
+use crate::common::{self, LIMIT, Node, SYSTEM, address, is_over_kernel, open};
 use crate::groups::groups;
 use crate::options::connect_traffic_classes;
 use crate::other_hosts::Host;
@@ -32,26 +32,19 @@ fn over_library(program: &mut Command) {
     program.env_remove("RDMA_PROVIDERS").env(SYSTEM, "soft0");
 }
 
-/// Runs the tests of a module, except some, and checks how many pass.
+/// Runs the tests of a module over the library, except some, and checks how many pass.
 fn pass(module: &str, except: &[&str], expected: usize) {
     if is_emulated() {
         return println!("SKIP: the libraries are not for the emulated machine");
     }
-    let mut program = this_program();
-    over_library(&mut program);
-    program.arg(format!("{module}::"));
-    for name in except {
-        program.args(["--skip", name]);
-    }
-    let output = program.output().unwrap();
-    let [text, failure] =
-        [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-    assert!(output.status.success(), "{text}\n{failure}");
-    assert!(text.contains(&format!(" {expected} passed;")), "{text}");
+    common::pass(&format!("{module}::"), except, expected, over_library);
 }
 
-/// Runs a test in a child.
+/// Runs a test in a child, or in this process if the kernel connects its devices.
 fn in_child(test: &str, work: impl FnOnce()) {
+    if is_over_kernel() {
+        return work();
+    }
     if is_emulated() {
         return println!("SKIP: the libraries are not for the emulated machine");
     }
@@ -371,7 +364,7 @@ fn the_reads_of_both_ends_are_negotiated() {
 fn the_module_for_own_queue_pairs_refuses_connections_of_the_device() {
     in_child("the_module_for_own_queue_pairs_refuses_connections_of_the_device", || {
         let channel = EventChannel::open(&open("soft0")).unwrap();
-        let to = "127.0.0.1:9".parse().unwrap();
+        let to = SocketAddr::new(address(), 9);
         let route = unmanaged::route(&channel, to).unwrap();
         let own = Parameters::new(Qpn::masked(7), Psn::masked(8));
         for space in [PortSpace::Tcp, PortSpace::Ib] {
@@ -380,8 +373,9 @@ fn the_module_for_own_queue_pairs_refuses_connections_of_the_device() {
             let queried = unmanaged::query(&channel, space, &route, b"").map(drop);
             for result in [bound, connected, queried] {
                 let error = result.unwrap_err();
-                let text = "the module `unmanaged` has no connections of `soft0`, ";
-                assert!(error.to_string().starts_with(text), "{error}");
+                let name = channel.context().device().name();
+                let text = format!("the module `unmanaged` has no connections of `{name}`, ");
+                assert!(error.to_string().starts_with(&text), "{error}");
             }
         }
     });
@@ -391,7 +385,7 @@ fn the_module_for_own_queue_pairs_refuses_connections_of_the_device() {
 fn a_datagram_service_answers_queries() {
     in_child("a_datagram_service_answers_queries", || {
         let channels = [(); 2].map(|()| EventChannel::open(&open("soft0")).unwrap());
-        queries([&channels[0], &channels[1]], "127.0.0.1:0".parse().unwrap());
+        queries([&channels[0], &channels[1]], SocketAddr::new(address(), 0));
     });
 }
 
@@ -401,11 +395,12 @@ fn members_of_a_group_receive_its_datagrams() {
         let group = groups(&open("soft0"), "239.1.2.3");
         assert_eq!((group.gid, group.lid), ("::ffff:239.1.2.3".parse().unwrap(), Lid::NONE));
         let channel = EventChannel::open(&open("soft0")).unwrap();
-        let mapped = "::ffff:127.0.0.1".parse().unwrap();
+        let IpAddr::V4(own) = address() else { panic!("an IPv4 address") };
+        let mapped = own.to_ipv6_mapped().into();
         let _id = unmanaged::join(&channel, [239, 1, 2, 3].into(), Some(mapped)).unwrap();
         let (_, event) = unmanaged::event(channel.next(Some(LIMIT)).unwrap().unwrap());
         let Event::Joined(group) = event else { panic!("{event:?}") };
-        assert_eq!(group.route.source.ip(), Ipv4Addr::LOCALHOST);
+        assert_eq!(group.route.source.ip(), own);
         let error = unmanaged::join(&channel, [192, 0, 2, 1].into(), None).unwrap_err();
         assert!(matches!(error, Error::NotGroup { .. }), "{error}");
     });
@@ -416,7 +411,7 @@ fn a_datagram_service_has_a_port_and_one_q_key() {
     in_child("a_datagram_service_has_a_port_and_one_q_key", || {
         let channel = EventChannel::open(&open("soft0")).unwrap();
         let bind = |port| {
-            let to = ([127, 0, 0, 1], port).into();
+            let to = SocketAddr::new(address(), port);
             unmanaged::bind(&channel, PortSpace::Udp, to, BindOptions::new())
         };
         let next = || unmanaged::event(channel.next(Some(LIMIT)).unwrap().unwrap());
@@ -427,7 +422,7 @@ fn a_datagram_service_has_a_port_and_one_q_key() {
         let listener = unmanaged::listen(&channel, &port).unwrap();
         in_use(unmanaged::listen(&channel, &port).map(drop).unwrap_err());
 
-        let route = unmanaged::route(&channel, ([127, 0, 0, 1], number).into()).unwrap();
+        let route = unmanaged::route(&channel, SocketAddr::new(address(), number)).unwrap();
         let query = || unmanaged::query(&channel, PortSpace::Udp, &route, b"").unwrap();
         let first = query();
         let (_, Event::Queried { id, .. }) = next() else { panic!() };
@@ -452,17 +447,18 @@ fn a_datagram_service_has_a_port_and_one_q_key() {
 fn a_shared_port_is_bound_twice_but_has_one_listener() {
     in_child("a_shared_port_is_bound_twice_but_has_one_listener", || {
         let node = Node::new(&open("soft0"));
+        let name = node.channel.context().device().name().to_owned();
         let first = node.listen();
         let error = Listener::bind(&node.channel, first.local_address()).unwrap_err();
         let port = first.local_address().port();
         assert_eq!(
             error.to_string(),
-            format!("port {port} of `soft0` is in use: use another port, or 0 for any free one")
+            format!("port {port} of `{name}` is in use: use another port, or 0 for any free one")
         );
         drop(first);
         let shared = BindOptions::new().with_shared_port(true);
-        let _second = Listener::bind_with(&node.channel, ("127.0.0.1", port), shared).unwrap();
-        let again = Listener::bind_with(&node.channel, ("127.0.0.1", port), shared);
+        let _second = Listener::bind_with(&node.channel, (address(), port), shared).unwrap();
+        let again = Listener::bind_with(&node.channel, (address(), port), shared);
         assert!(matches!(again, Err(Error::PortInUse { .. })), "{again:?}");
     });
 }

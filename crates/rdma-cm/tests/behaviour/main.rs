@@ -5,6 +5,7 @@ mod common;
 mod connecting;
 mod groups;
 mod hostile;
+mod kernel;
 mod library;
 mod options;
 mod orders;

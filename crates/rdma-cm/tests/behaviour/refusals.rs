@@ -199,7 +199,10 @@ fn queue_pairs_of_another_device_are_refused() {
     let (node, other) = (Node::new(&open("soft0")), Node::new(&open("softib0")));
     let listener = node.listen();
     let resolved = node.channel.resolve(listener.local_address()).unwrap();
-    let text = "the queue pair belongs to `softib0`, but the channel to `soft0`: create it on the channel's device";
+    let name = node.channel.context().device().name();
+    let text = format!(
+        "the queue pair belongs to `softib0`, but the channel to `{name}`: create it on the channel's device"
+    );
     let error = resolved.connect(other.queue_pair(), b"").unwrap_err();
     assert_eq!(error.to_string(), text);
     let connecting = resolved.connect(node.queue_pair(), b"").unwrap();

@@ -9,7 +9,7 @@ use rdma_types::{Psn, Qpn};
 
 use super::entry::{Entry, Stage, check_type};
 use super::iwarp::{self, Half};
-use super::not_listening;
+use super::listening::not_listening;
 use crate::engine::Handle;
 use crate::engine::path::connect;
 use crate::error::{End, Error};
