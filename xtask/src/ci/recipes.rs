@@ -260,7 +260,11 @@ pub(super) const RXE: &[Step] = &[
         "cargo xtask rxe-run --machine --timeout 300 -- /bin/sh xtask/src/ci/providers.sh {target}/dropin/lib",
     ),
     tests("cargo test -p conformance").with(&[("RDMA_TEST_RXE", "required")]),
-    tests("cargo test -p rdma-cm --test behaviour -- --ignored --test-threads=1 kernel::").with(&[
+    // The last of these tests removes the device.
+    tests(
+        "cargo test -p rdma-cm --test behaviour -- --ignored --test-threads=1 kernel:: removal::",
+    )
+    .with(&[
         ("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --machine --timeout 500 --"),
         ("RDMA_TEST_CM_SYSTEM", "rxe0"),
         ("RDMA_TEST_CM_IP", "198.18.0.1"),
