@@ -130,6 +130,14 @@ const APPLICATIONS: &[Pair] = &[
     },
     Pair {
         begins: Begins::ListensByTcp,
+        ..pair(
+            "fi_pingpong -p verbs;ofi_rxm -e rdm -I 100 -B PORT",
+            "fi_pingpong -p verbs;ofi_rxm -e rdm -I 100 -P PORT ADDRESS",
+            ["1m ", "1m "],
+        )
+    },
+    Pair {
+        begins: Begins::ListensByTcp,
         ends: false,
         ..pair(
             "qperf -lp PORT",
@@ -141,6 +149,13 @@ const APPLICATIONS: &[Pair] = &[
     pair(
         "fio --thread --name=server --ioengine=rdma --port=PORT --rw=read --bs=64k --size=4m --iodepth=4",
         "fio --thread --name=client --ioengine=rdma --hostname=ADDRESS --port=PORT --verb=write --rw=write --bs=64k \
+         --size=4m --iodepth=4",
+        ["Run status", "WRITE: bw="],
+    ),
+    // fio listens with `--rw=read`, and connects with `--rw=write`, whatever the verb.
+    pair(
+        "fio --thread --name=server --ioengine=rdma --port=PORT --rw=read --bs=64k --size=4m --iodepth=4",
+        "fio --thread --name=client --ioengine=rdma --hostname=ADDRESS --port=PORT --verb=read --rw=write --bs=64k \
          --size=4m --iodepth=4",
         ["Run status", "WRITE: bw="],
     ),
