@@ -266,34 +266,40 @@ rping() {
     return $status
 }
 
-# cm_tools LOSS: runs other programs of librdmacm at both ends, with the kernel's rdma_cm and with the drop-in. Each end
-# is once the server and once the client. Datagrams are not sent again, so `udaddy` runs without loss.
+# cm_tools FAMILY LOSS: runs other programs of librdmacm at both ends, with the kernel's rdma_cm and with the drop-in. Each
+# end is once the server and once the client. `udaddy` runs without loss: its datagrams are not sent again, and its server
+# ends after its answer to a query, which it then cannot repeat.
 cm_tools() {
     [ $kind = rxe-soft ] || { echo "skipped: both ends use the kernel's rdma_cm" && return 0; }
+    near_ip=198.18.1.1 far_ip=198.18.1.2
+    [ "$1" = 6 ] && near_ip=fd00:1::1 far_ip=fd00:1::2
     near="timeout -k 1 300"
     ours="$near $far env LD_LIBRARY_PATH=$dropin"
     all=0
     while read -r server client port ends; do
-        [ "$1" = 0 ] || [ "$server" != udaddy ] || continue
+        [ "$2" = 0 ] || [ "$server" != udaddy ] || continue
         option="-p $port"
         [ "$server" = udaddy ] && option=
+        bind=-b
+        [ "$server" = rdma_server ] && bind=-s
         few=
         [ "$client" = cmtime ] && few="-c 20"
         for listens in kernel drop-in; do
             if [ $listens = kernel ]; then
-                $near $server $option > "$work/tool" 2>&1 &
+                $near $server $option $bind $near_ip > "$work/tool" 2>&1 &
                 tool_here=$!
                 kernel_listens $tool_here "$port" &&
-                    $ours $client $option $few -s 198.18.1.1 > "$work/ours" 2>&1
+                    $ours $client $option $few -s $near_ip > "$work/ours" 2>&1
                 status=$?
             else
-                $ours $server $option > "$work/tool" 2>&1 &
+                $ours $server $option $bind $far_ip > "$work/tool" 2>&1 &
                 tool_here=$!
                 until $far cat /proc/net/unix | grep -q ' 00010000 .*@rdma-cm/'; do
                     lives $tool_here || break
                     sleep 0.1
                 done
-                lives $tool_here && $near $client $option $few -s 198.18.1.2 > "$work/ours" 2>&1
+                lives $tool_here &&
+                    $near $client $option $few -s $far_ip > "$work/ours" 2>&1
                 status=$?
             fi
             [ $status = 0 ] && [ "$ends" = yes ] || kill $tool_here 2> /dev/null
@@ -328,9 +334,9 @@ while read -r family mtu loss longest only; do
         perftest "$family"
         ;;
     cm-tools)
-        echo "### $kind, IPv4, programs of librdmacm, loss $loss %"
+        echo "### $kind, IPv$family, programs of librdmacm, loss $loss %"
         echo
-        cm_tools "$loss"
+        cm_tools "$family" "$loss"
         ;;
     cm)
         echo "### $kind, IPv$family, rping, loss $loss %"
