@@ -345,7 +345,7 @@ pub(crate) const JOBS: &[Job] = &[
         name: "foreign",
         about: "failures of other projects' programs and tests (pyverbs, perftest, UCX, libfabric, fio) with the drop-in library",
         tier: Tier::Both,
-        minutes: 3.2,
+        minutes: 2.9,
         needs: &[
             Need::Tool("apt-get", "it gets the packages with the programs"),
             Need::Tool("cc", "apt-get install gcc libc6-dev"),

@@ -466,7 +466,7 @@ pub(super) const STRESS: &[Step] = &[
     // Starts 200 processes for each last operation and for each way in which a process can end.
     tests("cargo test -p rdma-soft --test behaviour before_it_ends")
         .with(&[("RDMA_TEST_ENDS", "800")]),
-    tests("cargo test -p rdma-cm --test behaviour processes -- --ignored"),
+    tests("cargo test -p rdma-cm --test behaviour processes:: -- --ignored"),
     tests("cargo test -p rdma-async --test behaviour crowd -- --ignored"),
     tests("cargo test -p rdma-async --release --test soak messages")
         .with(&[("RDMA_TEST_MESSAGES", "1000000")]),

@@ -125,7 +125,7 @@ impl Suite {
             Self::Nixl => nixl::run(installation, row),
             Self::Mpi => mpi::run(installation, row),
             Self::Gloo => gloo::run(installation, row),
-            Self::Applications => rdmacm::run_applications(installation, row),
+            Self::Applications => rdmacm::run_applications(installation, full, row),
             Self::Ibverbs => crates::run(installation, &crates::IBVERBS, row),
             Self::Sideway => crates::run(installation, &crates::SIDEWAY, row),
             Self::IbverbsRs => crates::run(installation, &crates::IBVERBS_RS, row),

@@ -122,7 +122,7 @@ const GROUPS: &[Pair] = &[Pair {
 const APPLICATIONS: &[Pair] = &[
     Pair {
         begins: Begins::ListensByTcp,
-        ..pair(
+        ..quick(
             "fi_pingpong -p verbs -e msg -I 100 -B PORT",
             "fi_pingpong -p verbs -e msg -I 100 -P PORT ADDRESS",
             ["1m ", "1m "],
@@ -139,14 +139,14 @@ const APPLICATIONS: &[Pair] = &[
     Pair {
         begins: Begins::ListensByTcp,
         ends: false,
-        ..pair(
+        ..quick(
             "qperf -lp PORT",
             "qperf -lp PORT -cm 1 -t 1 ADDRESS rc_lat rc_rdma_write_bw",
             ["", "rc_rdma_write_bw:"],
         )
     },
     // Without `--thread`, fio moves each job to a process and a session of its own, which outlive a killed fio.
-    pair(
+    quick(
         "fio --thread --name=server --ioengine=rdma --port=PORT --rw=read --bs=64k --size=4m --iodepth=4",
         "fio --thread --name=client --ioengine=rdma --hostname=ADDRESS --port=PORT --verb=write --rw=write --bs=64k \
          --size=4m --iodepth=4",
@@ -160,7 +160,7 @@ const APPLICATIONS: &[Pair] = &[
         ["Run status", "WRITE: bw="],
     ),
     // The server posts a receive for each of the 64 messages, because the client allows no retry after an RNR NAK.
-    pair(
+    quick(
         "fio --thread --name=server --ioengine=rdma --port=PORT --rw=read --bs=64k --size=4m --iodepth=64",
         "fio --thread --name=client --ioengine=rdma --hostname=ADDRESS --port=PORT --verb=send --rw=write --bs=64k \
          --size=4m --iodepth=4",
@@ -209,16 +209,25 @@ pub(super) fn run(installation: &Installation, full: bool, row: &mut Row) -> Res
 ///
 /// # Errors
 /// Returns an error if this process cannot start programs.
-pub(super) fn run_applications(installation: &Installation, row: &mut Row) -> Result<()> {
+pub(super) fn run_applications(
+    installation: &Installation,
+    full: bool,
+    row: &mut Row,
+) -> Result<()> {
     let usual = installation.environment();
-    for pair in APPLICATIONS {
+    let chosen = || APPLICATIONS.iter().filter(|pair| full || pair.is_quick);
+    for pair in chosen() {
         row.case(pair.client, || run_pair(|| attempt(installation, pair, [&usual, &usual])));
     }
-    over_udp(installation, APPLICATIONS, row);
-    between_hosts(installation, APPLICATIONS, row)
+    over_udp(installation, chosen(), row);
+    between_hosts(installation, chosen(), row)
 }
 
-fn over_udp(installation: &Installation, pairs: &[Pair], row: &mut Row) {
+fn over_udp<'a>(
+    installation: &Installation,
+    pairs: impl IntoIterator<Item = &'a Pair>,
+    row: &mut Row,
+) {
     let environments = ADDRESSES.map(|address| {
         let mut environment = installation.environment();
         environment.push(("RDMA_SOFT_LISTEN", address.to_owned()));
