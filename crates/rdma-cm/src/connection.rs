@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rdma_mem::Context;
 use rdma_qp::QueuePair;
 
 use crate::channel::end_of;
@@ -131,6 +132,12 @@ pub struct ConnectionId {
 }
 
 impl ConnectionId {
+    /// Returns the device of the connection.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        self.handle.engine.context()
+    }
+
     /// Returns the identity that the connection's events have.
     #[must_use]
     pub const fn id(&self) -> IdToken {

@@ -10,7 +10,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rdma_cm::{Accepting, ConnectionRequest, End, Error, Reason, Resolved};
+use rdma_cm::{Accepting, ConnectionRequest, Context, End, Error, Reason, Resolved};
+use rdma_types::TransportType;
 use rustix::io::Errno;
 
 use crate::client::awaited_answer;
@@ -177,10 +178,18 @@ fn ended(end: End, address: SocketAddr, limit: Duration) -> ConnectError {
     }
 }
 
-/// Returns why an established connection has ended, and the peer's farewell unless the peer's process has died.
+/// Returns why an established connection of a device has ended, and the peer's farewell unless the peer's process has
+/// died.
 #[must_use]
-pub fn gone(end: &End) -> (CloseReason, Option<Farewell>) {
+pub fn gone(end: &End, context: &Context) -> (CloseReason, Option<Farewell>) {
+    let is_iwarp = context.device().transport_type() == TransportType::IWARP;
+    gone_over(end, is_iwarp)
+}
+
+fn gone_over(end: &End, is_iwarp: bool) -> (CloseReason, Option<Farewell>) {
     match end {
+        // The end of the TCP connection has no private data.
+        End::Disconnected { .. } if is_iwarp => (CloseReason::IwarpEnded, None),
         // If the process has ended without a message, there is no private data.
         End::Disconnected { private_data } if !private_data.is_empty() => {
             let frame = private_data.get(..Farewell::FRAME).and_then(Farewell::from_frame);
@@ -277,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_farewell_arrives_in_a_dreq() {
-        let of = |private_data| gone(&End::Disconnected { private_data });
+        let of = |private_data| gone_over(&End::Disconnected { private_data }, false);
         let farewell = Farewell::new(b"bye").unwrap();
         let mut padded = farewell.to_frame().to_vec();
         padded.resize(220, 0);
@@ -285,6 +294,10 @@ mod tests {
         // A C program sends none.
         assert_eq!(of(vec![0; 220]), (CloseReason::Disconnected, Some(Farewell::PLAIN)));
         assert_eq!(of(Vec::new()), (CloseReason::Died, None));
-        assert_eq!(gone(&End::PeerGone), (CloseReason::Died, None));
+        assert_eq!(gone_over(&End::PeerGone, false), (CloseReason::Died, None));
+        assert_eq!(gone_over(&End::PeerGone, true), (CloseReason::Died, None));
+        let of_tcp = End::Disconnected { private_data: vec![0; 220] };
+        assert_eq!(gone_over(&of_tcp, true), (CloseReason::IwarpEnded, None));
+        assert!(CloseReason::IwarpEnded.is_of_peer());
     }
 }

@@ -522,9 +522,12 @@ struct Guard {
 }
 
 impl Guard {
-    /// Returns the reason if the peer is gone.
-    fn end(&self) -> Option<End> {
-        self.id.as_ref()?.wait(Duration::ZERO).ok()
+    /// Returns the reason if the peer is gone, and its farewell if there was one.
+    fn end(&self) -> Option<(CloseReason, Option<Farewell>)> {
+        let id = self.id.as_ref()?;
+        let end = id.wait(Duration::ZERO).ok()?;
+        tracing::debug!(peer = %self.shared.address(), %end, "a peer is gone");
+        Some(cm::gone(&end, id.context()))
     }
 }
 
@@ -564,9 +567,7 @@ async fn until_gone(mut guard: Guard, file: AsyncFd<OwnedFd>) {
         // The connection was dropped.
         () = guard.shared.left.notified() => None,
     };
-    let Some(end) = ended else { return };
-    tracing::debug!(peer = %guard.shared.address(), %end, "a peer is gone");
-    let (reason, farewell) = cm::gone(&end);
+    let Some((reason, farewell)) = ended else { return };
     if let Some(farewell) = farewell {
         let _ = guard.shared.receive(0, 0, Frame::Farewell(farewell));
     }

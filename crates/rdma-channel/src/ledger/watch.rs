@@ -160,8 +160,8 @@ impl Watch {
                 Origin::Program => Some(end_of(&self.stream, false, limit)),
                 #[cfg(feature = "cm")]
                 Origin::Cm(id, _) => {
-                    let end = id.as_ref().and_then(|id| id.wait(Duration::ZERO).ok());
-                    end.map(|end| cm::gone(&end))
+                    let id = id.as_ref();
+                    id.and_then(|id| Some(cm::gone(&id.wait(Duration::ZERO).ok()?, id.context())))
                 }
             };
             if let Some((reason, farewell)) = ended {

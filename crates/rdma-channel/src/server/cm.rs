@@ -44,6 +44,7 @@ impl Server {
     /// Lets a connected client join.
     pub(super) fn join_cm(&mut self, client: CmClient<PeerQueuePair>) -> Result<(), ServerError> {
         let CmClient { end, id: connection, address, user_bytes, qpn, ended, .. } = client;
+        let gone = ended.map(|ended| cm::gone(&ended, connection.context()).0);
         // The client may have sent messages since it was accepted.
         self.early.joining = Some(qpn);
         let drained = self.drain();
@@ -54,8 +55,8 @@ impl Server {
             Ok(lacking) if is_complete => {
                 self.seat(id, (end, Tie::Cm(connection)), (address, user_bytes), lacking);
                 self.events.extend(messages.into_iter().map(|received| received.event(id)));
-                if let Some(end) = ended {
-                    self.end_of_peer(id, Some(cm::gone(&end).0));
+                if gone.is_some() {
+                    self.end_of_peer(id, gone);
                 }
                 return Ok(drained?);
             }
@@ -88,7 +89,8 @@ impl Server {
             if let CmNews::Ended(id, end) = clients.handle(event, now)
                 && let Some(peer) = self.peers.with(id)
             {
-                self.end_of_peer(peer, Some(cm::gone(&end).0));
+                let (reason, _) = cm::gone(&end, clients.events().context());
+                self.end_of_peer(peer, Some(reason));
             }
         }
         if self.clients.refused() != refused

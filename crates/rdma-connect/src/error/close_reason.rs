@@ -23,6 +23,13 @@ pub enum CloseReason {
     /// The stream to the peer ended without a farewell: the peer's process ended or closed its stream.
     #[error("the peer's process has ended without disconnecting: check its output")]
     Died,
+    /// The iWARP connection has ended. iWARP does not report whether the peer's program disconnected, its process ended,
+    /// or a message arrived before its receive was posted.
+    #[error(
+        "the iWARP connection has ended: the peer has disconnected, its process has ended, or a \
+         message arrived before its receive was posted, which iWARP does not repeat"
+    )]
+    IwarpEnded,
     /// Within the limit, no data arrived from the peer's machine or, if the peer's program is also checked, from that
     /// program.
     #[error(
@@ -101,7 +108,7 @@ pub enum CloseReason {
 }
 
 rdma_types::debug_messages!(enum CloseReason {
-    Timeout { operation }, Disconnected, Died, Silent { limit_ms }, Unreachable, PeerFailed,
+    Timeout { operation }, Disconnected, Died, IwarpEnded, Silent { limit_ms }, Unreachable, PeerFailed,
     Device, Port { port }, Work { operation, error }, Poll, Doubtful { operation },
     Refused { operation }, Unsignaled { operation }, Asked, Destroyed, Absent, Forked,
 });
@@ -134,6 +141,7 @@ impl CloseReason {
             self,
             Self::Disconnected
                 | Self::Died
+                | Self::IwarpEnded
                 | Self::Silent { .. }
                 | Self::Unreachable
                 | Self::PeerFailed

@@ -2,10 +2,14 @@
 
 use std::io::Read as _;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::thread;
 
+use rdma_async::{ConnectionOptions, Driver};
+use rdma_channel::Channel;
+use rdma_channel::prelude::*;
 use rdma_cm::{Connecting, End, Error, EventChannel, Listener, PreparedQueuePair, Reason};
-use rdma_mem::ProtectionDomain;
-use rdma_qp::{CompletionQueue, prelude::*};
+use rdma_mem::{BufferPool, ProtectionDomain};
+use rdma_qp::CompletionQueue;
 
 use crate::case::cases;
 use crate::cases::connection::by_address::{BOUND, address_of, is_iwarp, open};
@@ -16,6 +20,7 @@ cases![
     a_peer_that_does_not_answer_delays_no_other_connection,
     requests_that_the_program_does_not_answer_are_rejected,
     localhost_leads_to_the_device,
+    a_message_without_a_receive_ends_its_connection,
 ];
 
 /// The length of a request without private data (RFC 5044, section 7.1).
@@ -133,4 +138,40 @@ fn localhost_leads_to_the_device(device: &Device) {
         let active = connecting.wait(BOUND).unwrap().establish().unwrap();
         drop((active, accepted.wait(BOUND).unwrap()));
     }
+}
+
+fn a_message_without_a_receive_ends_its_connection(device: &Device) {
+    let node = Node::new(device);
+    // The kernel flushes the queue pair before it reports the end of the connection.
+    let expect_end = |error: &dyn std::error::Error| {
+        let text = error.to_string();
+        let is_end = text.contains("the iWARP connection has ended") || text.contains("flushed");
+        assert!(is_end, "{text}");
+    };
+    let mut listener = node.pd.create_channel().listen_cm((node.ip, 0)).unwrap();
+    let (address, pd) = (listener.local_addr(), node.pd.clone());
+    let client = thread::spawn(move || Channel::connect_cm(address, &pd).unwrap());
+    let mut server = listener.accept().unwrap();
+    let mut client = client.join().unwrap();
+    let mut region = node.pd.allocate_region(8).unwrap();
+    // TCP has accepted the message, or the connection has ended before the completion is polled.
+    let _ = client.send_from(&region);
+    expect_end(&client.receive_into(&mut region).unwrap_err());
+    expect_end(&server.receive_into(&mut region).unwrap_err());
+
+    let exchange = async {
+        let driver = Driver::spawn(node.pd.context()).unwrap();
+        let options = || ConnectionOptions::from(node.pd.create_qp()).rendezvous_timeout(BOUND);
+        let listener = driver.listen_cm((node.ip, 0), options()).await.unwrap();
+        let connect = driver.connect_cm(listener.local_addr(), options());
+        let (client, server) = tokio::join!(connect, listener.accept());
+        let ((client, _), server) = (client.unwrap(), server.unwrap());
+        let pool = BufferPool::new(&node.pd);
+        let _ = client.send(pool.allocate(5).unwrap()).await;
+        for end in [&client, &server] {
+            expect_end(&end.receive(pool.allocate(5).unwrap()).await.unwrap_err());
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(BOUND, exchange).await.unwrap() });
 }
