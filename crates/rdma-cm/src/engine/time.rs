@@ -110,8 +110,8 @@ impl Engine {
         // Another thread may wait next.
         self.wake_sleepers(&state);
         let mut ready = ready?;
-        // A file that became readable since then may have woken a thread that left it to this one. The kernel's events are
-        // received from one file, which reports them until all were received.
+        // A file that became readable since then may have woken a thread that left it to this one. With the kernel's
+        // rdma_cm, any file makes this thread receive all events that have arrived.
         if !self.is_managed || ready.is_empty() {
             ready.extend(self.files.wait(NOW)?);
         }
