@@ -44,7 +44,7 @@ const ALIGN: u32 = 64;
 /// If the receiver claims to be looking but reads nothing, the sender notifies it after looking this many times,
 /// which takes some microseconds.
 const PATIENCE: u32 = 128;
-/// The number of the sender's looks of which one reads the receiver's position.
+/// One look of the sender in this many reads the receiver's position.
 const READER_INTERVAL: u32 = 16;
 
 const _: () = assert!(PATIENCE.is_multiple_of(READER_INTERVAL));
@@ -151,7 +151,7 @@ pub(super) struct RingSender {
     stays: Stays,
 }
 
-/// How long the receiver has read nothing.
+/// The sender's looks that found no progress of the receiver.
 #[derive(Debug, Default)]
 struct Stays {
     /// The receiver's position when it was last read.
