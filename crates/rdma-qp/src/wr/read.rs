@@ -9,6 +9,9 @@ use crate::wr::queued::QueuedRequest;
 
 /// Reads the peer's memory without involving the peer's processor.
 ///
+/// On iWARP, the data goes into one element. NICs also require remote write access to its memory
+/// ([`AccessFlags::with_remote_write`](rdma_mem::AccessFlags::with_remote_write)), which owned regions do not have.
+///
 /// # Examples
 /// ```
 /// use rdma_qp::ReadWorkRequest;
