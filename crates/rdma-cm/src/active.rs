@@ -190,8 +190,8 @@ impl Resolved {
         if let Some(reached) = &self.reached {
             let Address { source, id } = &**reached;
             let resolved = id.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let request = managed::Request::new(&queue_pair, private_data)?;
-            let queue_pair = Half::new(queue_pair)?;
+            let mut request = managed::Request::new(&queue_pair, private_data)?;
+            let queue_pair = Half::of_request(queue_pair, &mut request)?;
             let handle = self.engine.connect_managed(resolved, (*source, self.address), request)?;
             return Ok(Connecting { queue_pair, handle });
         }
@@ -282,7 +282,7 @@ pub struct Replied {
 }
 
 impl Replied {
-    /// Returns the listener's private data, of 196 bytes: padded with zeros.
+    /// Returns the listener's private data, padded with zeros to 196 bytes. On iWARP, up to 255 bytes can arrive.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.private_data

@@ -261,13 +261,16 @@ unsafe extern "C" fn rdma_notify(id: *mut CmId, event: ibv_event_type) -> c_int 
     if event != ibv_event_type::IBV_EVENT_COMM_EST {
         return fail(libc::EINVAL);
     }
-    // `call` locks the state again.
-    let stage = id.state().stage;
     // An established connection needs no notification.
-    if stage == Stage::Established {
+    let is_established = || id.state().stage == Stage::Established;
+    if is_established() {
         return 0;
     }
-    returned(call(id, unmanaged::Id::communication_established))
+    // `call` locks the state again. Meanwhile, the peer's message may establish the connection.
+    returned(
+        call(id, unmanaged::Id::communication_established)
+            .or_else(|error| if is_established() { Ok(()) } else { Err(error) }),
+    )
 }
 
 /// Disconnects. An event follows, unless it waits or the program has received it.

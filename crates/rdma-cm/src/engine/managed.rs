@@ -130,7 +130,11 @@ impl Engine {
         let entry = state.managed.as_mut().and_then(|managed| managed.entries.get_mut(&token));
         let result = match entry {
             Some(entry) if entry.stage != Stage::Over => call(entry),
-            _ => return Err(Error::Ended(state.take_end(token))),
+            _ => {
+                let end = state.take_end(token);
+                self.set_readable(&mut state);
+                return Err(Error::Ended(end));
+            }
         };
         result.map_err(|errno| match errno {
             // The kernel has processed a message of the peer, or the device's removal. This process may not have received
@@ -197,13 +201,13 @@ impl Engine {
             check_datagrams(self.context())?;
         }
         let device = || self.context().device().name().to_owned();
-        let at = (iwarp::listening_at(self.context(), address.ip()), address.port()).into();
+        let at = iwarp::listening_at(self.context(), address.ip());
         let (mut other, mut port) = (None, address.port());
         let begun = self.begin(space, Stage::Listening, |entry| {
             entry.bound = Some(address.ip());
             let id = &entry.id;
             id.set_port_options(options.is_shared, options.is_one_ip_version)?;
-            id.bind(at)?;
+            id.bind((at, address.port()).into())?;
             other = id.check_device(self.context()).err();
             let [own, _] = id.addresses();
             port = own.map_or(port, |own| own.port());
@@ -216,7 +220,7 @@ impl Engine {
             }
             (Err(errno), _) => {
                 let is_own = || {
-                    let any_port = SocketAddr::new(address.ip(), 0);
+                    let any_port = (at, 0).into();
                     self.begin(space, Stage::Listening, |entry| entry.id.bind(any_port)).is_ok()
                 };
                 Err(listening::not_bound(errno, address, device(), is_own))
@@ -307,8 +311,7 @@ impl Engine {
         if let Some((watch, _)) = state.managed.as_mut().and_then(|managed| managed.watch(token)) {
             watch.ring();
         }
-        state.events.push_back((token, event));
-        state.has_new = true;
+        state.push(token, event);
     }
 
     /// Receives the events that have arrived, and ends connections whose requests were not sent.
@@ -327,8 +330,7 @@ impl Engine {
                     id.end_apart();
                 }
                 if let Some(requested) = self.requested(managed, token, id, received) {
-                    state.events.push_back((token, requested));
-                    state.has_new = true;
+                    state.push(token, requested);
                 }
                 continue;
             }

@@ -241,7 +241,7 @@ impl Engine {
         self.check_process()?;
         let token = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut state = self.locked();
-        state.events.push_back((token, event));
+        state.push(token, event);
         self.finish(&mut state, token);
         drop(state);
         Ok(self.handle(token))
@@ -278,7 +278,7 @@ impl Engine {
             Err(errno) => return Err(Error::system("connect")(errno)),
         };
         let mut state = self.locked();
-        state.events.push_back((token, Happening::Ended(failed)));
+        state.push(token, Happening::Ended(failed));
         self.finish(&mut state, token);
         Ok(handle)
     }
@@ -307,7 +307,7 @@ impl Engine {
     pub(crate) fn communication_established(&self, token: u64) -> Result<(), Error> {
         self.change(token, |peer, _| peer.communication_established())?;
         let mut state = self.locked();
-        state.events.push_back((token, Happening::Established { private_data: Vec::new() }));
+        state.push(token, Happening::Established { private_data: Vec::new() });
         self.finish(&mut state, token);
         Ok(())
     }
@@ -349,7 +349,7 @@ impl Engine {
         };
         if !follows && state.place_of_end(token).is_none() {
             let end = End::Disconnected { private_data: Vec::new() };
-            state.events.push_back((token, Happening::Ended(end)));
+            state.push(token, Happening::Ended(end));
         }
         self.finish(&mut state, token);
         Ok(())
@@ -461,12 +461,11 @@ impl Engine {
         let peer_socket = peer.line.socket().map(Arc::clone);
         if !events.is_empty() {
             peer.watch.ring();
-            state.has_new = true;
         }
         for event in events {
             let is_request = event.requester().is_some();
             let of = listener.filter(|_| is_request).unwrap_or(token);
-            state.events.push_back((of, event));
+            state.push(of, event);
         }
         if !stage.is_half_open() {
             self.end_half_open(state, listener, token);

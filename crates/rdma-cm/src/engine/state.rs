@@ -43,6 +43,12 @@ pub(super) struct State {
 }
 
 impl State {
+    /// Queues an event.
+    pub(super) fn push(&mut self, token: u64, event: Happening) {
+        self.events.push_back((token, event));
+        self.has_new = true;
+    }
+
     pub(super) fn take(&mut self, wants: impl Fn(u64) -> bool) -> Option<(u64, Happening)> {
         let place = self.events.iter().position(|(of, _)| wants(*of))?;
         self.events.remove(place)

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use rdma_mem::{Context, Mtu};
 use rdma_proto::cm::wire::{Reason, SidrStatus};
@@ -74,6 +75,8 @@ pub(crate) struct Request {
     pub(super) traffic_class: Option<u8>,
     pub(super) ack_timeout: AckTimeout,
     pub(super) private_data: Vec<u8>,
+    /// Dropped once the kernel has found the queue pair by its number, or never will.
+    pub(super) unsent: Option<Sender<()>>,
 }
 
 impl Request {
@@ -86,6 +89,7 @@ impl Request {
             traffic_class: queue_pair.traffic_class(),
             ack_timeout: queue_pair.ack_timeout(),
             private_data: private_data.to_vec(),
+            unsent: None,
         })
     }
 
@@ -97,6 +101,7 @@ impl Request {
             traffic_class: Some(route.traffic_class).filter(|&class| class != 0),
             ack_timeout: route.ack_timeout,
             private_data: private_data.to_vec(),
+            unsent: None,
         }
     }
 }
@@ -229,7 +234,10 @@ impl Entry {
                 Some(Happening::Established { private_data })
             }
             Reaction::Disconnect => {
-                let _ = self.id.disconnect();
+                // A thread may be sending the request of an iWARP device. The kernel would wait for it.
+                if requests.is_none() || self.stage != Stage::Connecting {
+                    let _ = self.id.disconnect();
+                }
                 self.end(end_of(event, status, self.stage, private_data))
             }
             Reaction::End => match (event, datagram, u8::try_from(status)) {

@@ -7,7 +7,10 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::mem::ManuallyDrop;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Mutex;
+use std::sync::mpsc::{self, Receiver};
 
 use rdma_mem::{Context, Gid, Mtu};
 use rdma_proto::cm::Address;
@@ -18,6 +21,7 @@ use rdma_sys::{Errno, interface_addresses};
 use rdma_types::{AckTimeout, GidType, TransportType};
 
 use super::apart;
+use super::entry::Request;
 use super::library::{Id, Received};
 use crate::engine::path::ip_of;
 use crate::error::{End, Error, Phase};
@@ -88,10 +92,23 @@ impl Half {
     /// Moves a queue pair on iWARP to INIT, before the kernel connects it.
     pub(crate) fn new(queue_pair: PreparedQueuePair) -> Result<Self, Error> {
         if is_iwarp(queue_pair.pd().context()) {
-            let queue_pair = Box::new(queue_pair.initialize()?);
-            return Ok(Self::Initialized(Initialized(Some(queue_pair))));
+            let queue_pair = Some(Box::new(queue_pair.initialize()?));
+            return Ok(Self::Initialized(Initialized { queue_pair, sent: None }));
         }
         Ok(Self::Prepared(Box::new(queue_pair)))
+    }
+
+    /// Like [`new`](Self::new), for the queue pair of a request, which contains its number.
+    pub(crate) fn of_request(
+        queue_pair: PreparedQueuePair,
+        request: &mut Request,
+    ) -> Result<Self, Error> {
+        let mut half = Self::new(queue_pair)?;
+        if let Self::Initialized(initialized) = &mut half {
+            let (unsent, sent) = mpsc::channel();
+            (request.unsent, initialized.sent) = (Some(unsent), Some(Mutex::new(sent)));
+        }
+        Ok(half)
     }
 }
 
@@ -100,25 +117,41 @@ impl Half {
 /// If it is dropped before, it receives nothing more, and another thread destroys it. The kernel keeps it until the peer
 /// has answered, or the kernel's time limit has passed.
 #[derive(Debug)]
-pub(crate) struct Initialized(Option<Box<QueuePair>>);
+pub(crate) struct Initialized {
+    queue_pair: Option<Box<QueuePair>>,
+    /// Disconnected once the kernel has found the queue pair of a request, or never will.
+    sent: Option<Mutex<Receiver<()>>>,
+}
 
 impl Initialized {
     /// Returns the queue pair that the kernel connects.
     pub(crate) fn into_queue_pair(mut self) -> Option<QueuePair> {
-        self.0.take().map(|queue_pair| *queue_pair)
+        self.queue_pair.take().map(|queue_pair| *queue_pair)
     }
 }
 
 impl Drop for Initialized {
     fn drop(&mut self) {
-        let Some(queue_pair) = self.0.take() else { return };
+        let Some(queue_pair) = self.queue_pair.take() else { return };
         // A forked child destroys nothing.
         if queue_pair.pd().context().check_process().is_ok() {
             // In the error state, the kernel does not connect it. Its receives may be those of a shared receive queue.
             let _ = queue_pair.to_error();
-            let _ = apart::spawn(move || drop(queue_pair));
+            end_after(self.sent.take(), queue_pair);
         }
     }
+}
+
+/// Drops a queue pair in another thread, after its request was sent. The kernel finds the queue pair by its number, which
+/// must not be that of another one by then. If no thread can be started, the queue pair exists until the process exits.
+fn end_after<T: Send + 'static>(sent: Option<Mutex<Receiver<()>>>, queue_pair: T) {
+    let queue_pair = ManuallyDrop::new(queue_pair);
+    let _ = apart::spawn(move || {
+        let sent = sent.and_then(|sent| sent.into_inner().ok());
+        // Nothing is sent: this returns when the other end is dropped.
+        let _ = sent.map(|sent| sent.recv());
+        drop(ManuallyDrop::into_inner(queue_pair));
+    });
 }
 
 /// Pads private data with zeros to the length of its field in other transports.
@@ -173,9 +206,39 @@ pub(super) fn route_of(context: &Context, id: &Id, is_outside: bool) -> Option<R
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::Sender;
+
     use rdma_types::{Psn, Qpn};
 
     use super::*;
+
+    /// Reports whether the request was sent before this is dropped.
+    struct QueuePairOf(Arc<AtomicBool>, Sender<bool>);
+
+    impl Drop for QueuePairOf {
+        fn drop(&mut self) {
+            self.1.send(self.0.load(Ordering::Acquire)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_queue_pair_is_kept_until_its_request_was_sent() {
+        for _ in 0..100 {
+            let (unsent, sent) = mpsc::channel();
+            let (report, reported) = mpsc::channel();
+            let is_sent = Arc::new(AtomicBool::new(false));
+            end_after(Some(Mutex::new(sent)), QueuePairOf(Arc::clone(&is_sent), report));
+            std::thread::yield_now();
+            is_sent.store(true, Ordering::Release);
+            drop::<Sender<()>>(unsent);
+            assert!(reported.recv().unwrap());
+        }
+        let (report, reported) = mpsc::channel();
+        end_after(None, QueuePairOf(Arc::default(), report));
+        assert!(!reported.recv().unwrap(), "without a request, it is not kept");
+    }
 
     #[test]
     fn the_errors_of_tcp_become_those_of_rdma_cm() {

@@ -13,6 +13,10 @@ use super::library::{Id, Token};
 use crate::engine::files::{clear, set};
 use crate::error::Error;
 
+/// The maximum number of requests of a channel that are being sent. Requests to a host that does not answer keep their
+/// threads for minutes.
+const MOST: usize = 128;
+
 /// Sends requests, and collects the reasons that the kernel did not send some.
 pub(super) struct Requests(Arc<Unsent>);
 
@@ -30,13 +34,22 @@ impl Requests {
     }
 
     /// Sends a request. Does not wait until it is sent. The thread keeps the ID until the kernel has returned.
+    ///
+    /// # Errors
+    /// Fails with `EAGAIN` if [`MOST`] requests are being sent.
     pub(super) fn send(&self, id: &Arc<Id>, request: Request) -> Result<(), Errno> {
+        // Each thread has a reference.
+        if Arc::strong_count(&self.0) > MOST {
+            return Err(Errno::EAGAIN);
+        }
         id.end_apart();
         let (unsent, id) = (Arc::clone(&self.0), Arc::clone(id));
         let spawned = apart::spawn(move || {
             if let Err(errno) = id.connect(&request.own, &request.private_data) {
                 unsent.add(id.token(), errno);
             }
+            // The kernel has the queue pair now, so that it may be destroyed.
+            drop(request);
             // The connection may have been dropped meanwhile. No thread waits for this one.
             if let Some(id) = Arc::into_inner(id) {
                 id.end_here();
