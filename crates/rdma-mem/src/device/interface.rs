@@ -128,6 +128,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no getifaddrs")]
     fn an_address_of_the_host_has_the_prefix_of_its_interface() {
         let has_loopback = interface_addresses()
             .unwrap()
@@ -151,6 +152,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no getifaddrs")]
     fn a_changed_network_is_seen_at_once_with_other_gids_and_otherwise_after_a_time() {
         let (networks, start) = (Networks::default(), Instant::now());
         let lengths = |now, gids: &[&str], mask: Option<&str>| {

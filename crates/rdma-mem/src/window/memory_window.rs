@@ -430,6 +430,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "the software device copies in assembly")]
     fn a_device_that_may_have_no_windows_has_none_whatever_its_provider_returns() {
         rdma_soft::Builder::new("no-windows-here")
             .limits(rdma_soft::Limits::default().max_mw(0))
