@@ -166,8 +166,8 @@ impl Resolved {
     /// The request contains the queue pair's [`traffic_class`](rdma_qp::QueuePairBuilder::traffic_class) and
     /// [`ack_timeout`](rdma_qp::QueuePairBuilder::ack_timeout), which the listener's end can use, too.
     ///
-    /// On iWARP, this end must send the first message, which needs a receive that the listener's end has posted before. A
-    /// thread of its own makes the TCP connection, so this does not wait for it.
+    /// On iWARP, this end must send the first message, which needs a receive that the listener's end has posted before.
+    /// A thread of its own makes the TCP connection, so this does not wait for it.
     ///
     /// With the kernel's rdma_cm, this waits for a route, for at most 30 s. The first queue pair without a traffic class
     /// uses the route that was resolved.

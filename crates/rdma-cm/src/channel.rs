@@ -26,9 +26,10 @@ const ONLY_PORT: u8 = 1;
 ///
 /// Clones are cheap, and are the same channel. All methods can be called from several threads.
 ///
-/// The channel has no thread, except for calls in which the kernel waits for an iWARP peer. Messages of its connections are processed while a thread waits in [`next`](Self::next) or
-/// in a `wait` method. So a program must wait, or poll the channel's [file](AsFd), while it has connections. Otherwise
-/// its peers receive no answers, and their requests fail after about a minute.
+/// The channel has no thread, except for calls in which the kernel waits for an iWARP peer. Messages of its connections
+/// are processed while a thread waits in [`next`](Self::next) or in a `wait` method. So a program must wait, or poll
+/// the channel's [file](AsFd), while it has connections. Otherwise its peers receive no answers, and their requests
+/// fail after about a minute.
 ///
 /// A forked child cannot use the channel and its connections: calls return [`Error::Memory`]. Dropping them in the child
 /// does nothing. But a peer learns that the parent has exited only once the child has exited, or executed a program. A

@@ -9,8 +9,8 @@ const WISH: &str = "RDMA_TEST_PACKAGES";
 /// Prints that the calling test is skipped without `what`, and Debian's packages that contain it.
 ///
 /// # Panics
-/// Panics with the same message if the variable `RDMA_TEST_PACKAGES` is `required`. Does not panic in an emulator, whose
-/// machine has other packages.
+/// Panics with the same message if the variable `RDMA_TEST_PACKAGES` is `required`. Does not panic in an emulator,
+/// whose machine has other packages.
 pub fn skip_without(what: &str, packages: &str) {
     let required = std::env::var(WISH).is_ok_and(|wish| wish == "required") && !is_emulated();
     let remedy = format!("apt-get install {packages}");

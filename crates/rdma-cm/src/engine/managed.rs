@@ -434,8 +434,8 @@ impl Engine {
         })
     }
 
-    /// Removes a listener or connection, and the requests to a listener that the program has not received. They end when
-    /// the result is dropped. The kernel may need time for this.
+    /// Removes a listener or connection, and the requests to a listener that the program has not received. They end
+    /// when the result is dropped. The kernel may need time for this.
     pub(super) fn remove_managed(state: &mut State, token: u64) -> Vec<Entry> {
         let queued = state.events.iter().filter(|(of, _)| *of == token);
         let requests: Vec<_> = queued.filter_map(|(_, event)| event.requester()).collect();

@@ -1,7 +1,8 @@
 //! The engine of an event channel: its sockets, connections and events.
 //!
-//! No thread belongs to a channel, except for calls in which the kernel waits for an iWARP peer. A thread that waits for an event processes the messages of all connections. If
-//! several threads wait, one of them does this, and the others sleep until it is done.
+//! No thread belongs to a channel, except for calls in which the kernel waits for an iWARP peer. A thread that waits
+//! for an event processes the messages of all connections. If several threads wait, one of them does this, and the
+//! others sleep until it is done.
 
 mod files;
 mod gateway;
@@ -162,8 +163,8 @@ impl Engine {
         self.link_layers.get(usize::from(port).checked_sub(1)?).copied()
     }
 
-    /// Checks that a queue pair belongs to the channel's device and provider. Their contexts may differ. Devices of
-    /// two providers can have the same name and GUID, such as the software device of this process and that of a libibverbs.
+    /// Checks that a queue pair belongs to the channel's device and provider. Their contexts may differ. Devices of two
+    /// providers can have the same name and GUID, such as the software device of this process and that of a libibverbs.
     pub(crate) fn check_queue_pair(&self, queue_pair: &PreparedQueuePair) -> Result<(), Error> {
         let [own, other] = [self.context(), queue_pair.pd().context()].map(Context::device);
         let has_own_provider = ptr::eq(own.verbs(), other.verbs());

@@ -57,8 +57,8 @@ pub(crate) fn is_of_interface(ip: IpAddr) -> bool {
 /// The time during which an address in a list of the interfaces counts as this host's.
 const CURRENT: Duration = Duration::from_millis(100);
 
-/// The addresses of this host's interfaces, and when they were read. Listing them takes a dozen system calls, so requests
-/// that arrive together share a list.
+/// The addresses of this host's interfaces, and when they were read. Listing them takes a dozen system calls, so
+/// requests that arrive together share a list.
 #[derive(Default)]
 pub(super) struct OwnAddresses(Mutex<Option<(Instant, Vec<IpAddr>)>>);
 

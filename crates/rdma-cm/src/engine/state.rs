@@ -37,8 +37,8 @@ pub(super) struct State {
     pub(super) sleepers: usize,
     /// Whether the program's file is readable.
     pub(super) is_readable: bool,
-    /// Whether events were queued since the file was made readable. A thread that waits for an edge of the file is notified
-    /// of each.
+    /// Whether events were queued since the file was made readable. A thread that waits for an edge of the file is
+    /// notified of each.
     pub(super) has_new: bool,
 }
 

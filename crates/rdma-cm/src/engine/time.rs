@@ -53,7 +53,8 @@ impl Engine {
     ) -> Result<Option<T>, Error> {
         self.check_process()?;
         let mut state = self.locked();
-        // The kernel's rdma_cm answers messages by itself, so nothing else needs to be done before an event that is queued.
+        // The kernel's rdma_cm answers messages by itself, so nothing else needs to be done before an event that is
+        // queued.
         let queued = if self.is_managed { find(&mut state) } else { None };
         if queued.is_some() {
             self.set_readable(&mut state);

@@ -63,7 +63,8 @@ pub(crate) fn is_over_kernel() -> bool {
     system_device().is_some_and(|device| device != "soft0")
 }
 
-/// Runs the tests whose names contain a text in a process that `prepare` changes, except some, and checks how many pass.
+/// Runs the tests whose names contain a text in a process that `prepare` changes, except some, and checks how many
+/// pass.
 pub(crate) fn pass(
     names: &str,
     except: &[&str],

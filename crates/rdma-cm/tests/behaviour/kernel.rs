@@ -1,6 +1,6 @@
-//! The same tests over the kernel's rdma_cm and the machine's librdmacm, on the device and at the address that the variables
-//! of `common` name. They are ignored, because few machines have such a device: the job `rxe` runs them in its virtual
-//! machine.
+//! The same tests over the kernel's rdma_cm and the machine's librdmacm, on the device and at the address that the
+//! variables of `common` name. They are ignored, because few machines have such a device: the job `rxe` runs them in
+//! its virtual machine.
 
 use std::process::Command;
 

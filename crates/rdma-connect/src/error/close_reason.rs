@@ -23,8 +23,8 @@ pub enum CloseReason {
     /// The stream to the peer ended without a farewell: the peer's process ended or closed its stream.
     #[error("the peer's process has ended without disconnecting: check its output")]
     Died,
-    /// The iWARP connection has ended. iWARP does not report whether the peer's program disconnected, its process ended,
-    /// or a message arrived before its receive was posted.
+    /// The iWARP connection has ended. iWARP does not report whether the peer's program disconnected, its process
+    /// ended, or a message arrived before its receive was posted.
     #[error(
         "the iWARP connection has ended: the peer has disconnected, its process has ended, or a \
          message arrived before its receive was posted, which iWARP does not repeat"

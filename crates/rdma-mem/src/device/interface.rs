@@ -9,8 +9,8 @@ use rdma_types::Gid;
 
 use crate::device::gid::GidEntry;
 
-/// The time during which the masks of the interfaces are not read again. Queue pairs that are created together share a list,
-/// and programs see a change of the network soon.
+/// The time during which the masks of the interfaces are not read again. Queue pairs that are created together share a
+/// list, and programs see a change of the network soon.
 const CURRENT: Duration = Duration::from_millis(100);
 
 /// The prefix lengths of a context's GIDs. Listing the interfaces takes a dozen system calls, so the lengths are kept

@@ -1,4 +1,5 @@
-//! The attributes of a connection manager's path reach the device: the software device, with a function that notes them.
+//! The attributes of a connection manager's path reach the device: the software device, with a function that notes
+//! them.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;

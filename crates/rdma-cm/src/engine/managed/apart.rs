@@ -1,8 +1,8 @@
 //! Threads for calls that wait for the peer.
 //!
 //! The kernel makes iWARP connections over TCP. `siw` waits in `rdma_connect` for the TCP connection. On every iWARP
-//! device, `rdma_destroy_id` waits for the answer to an unanswered request, as does the end of the request's queue pair.
-//! A peer can delay both. So each of these calls has a thread of its own, which ends with the call.
+//! device, `rdma_destroy_id` waits for the answer to an unanswered request, as does the end of the request's queue
+//! pair. A peer can delay both. So each of these calls has a thread of its own, which ends with the call.
 
 use std::io;
 use std::thread::Builder;

@@ -114,8 +114,8 @@ impl Half {
 
 /// A queue pair that the kernel moves to RTS.
 ///
-/// If it is dropped before, it receives nothing more, and another thread destroys it. The kernel keeps it until the peer
-/// has answered, or the kernel's time limit has passed.
+/// If it is dropped before, it receives nothing more, and another thread destroys it. The kernel keeps it until the
+/// peer has answered, or the kernel's time limit has passed.
 #[derive(Debug)]
 pub(crate) struct Initialized {
     queue_pair: Option<Box<QueuePair>>,
@@ -142,8 +142,9 @@ impl Drop for Initialized {
     }
 }
 
-/// Drops a queue pair in another thread, after its request was sent. The kernel finds the queue pair by its number, which
-/// must not be that of another one by then. If no thread can be started, the queue pair exists until the process exits.
+/// Drops a queue pair in another thread, after its request was sent. The kernel finds the queue pair by its number,
+/// which must not be that of another one by then. If no thread can be started, the queue pair exists until the process
+/// exits.
 fn end_after<T: Send + 'static>(sent: Option<Mutex<Receiver<()>>>, queue_pair: T) {
     let queue_pair = ManuallyDrop::new(queue_pair);
     let _ = apart::spawn(move || {
@@ -176,8 +177,9 @@ pub(super) fn end_of_request(errno: Errno) -> Option<End> {
     }
 }
 
-/// Returns the end of a connection that was rejected after the TCP connection was made. The drivers disagree on the error
-/// number: that of the program's rejection is `ECONNRESET` for `siw`, and `ECONNREFUSED` for `iw_cxgb4` and `irdma`.
+/// Returns the end of a connection that was rejected after the TCP connection was made. The drivers disagree on the
+/// error number: that of the program's rejection is `ECONNRESET` for `siw`, and `ECONNREFUSED` for `iw_cxgb4` and
+/// `irdma`.
 pub(super) const fn rejected(private_data: Vec<u8>) -> End {
     End::Rejected { reason: Reason::CONSUMER_DEFINED, private_data }
 }

@@ -1,8 +1,8 @@
 //! Event channels and IDs of the system's librdmacm.
 //!
 //! The engine uses them while its state is locked, and acknowledges each event before it unlocks the state. So
-//! `rdma_destroy_id` waits for no event that a thread keeps. On iWARP, `rdma_connect` and `rdma_destroy_id` wait for the
-//! peer. Threads of their own make these calls, without the lock ([`apart`](super::apart)).
+//! `rdma_destroy_id` waits for no event that a thread keeps. On iWARP, `rdma_connect` and `rdma_destroy_id` wait for
+//! the peer. Threads of their own make these calls, without the lock ([`apart`](super::apart)).
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int, c_void};
@@ -38,7 +38,8 @@ pub(super) struct Channel {
     process: Process,
 }
 
-// SAFETY: SAFETY.md F32: the functions of librdmacm may be called by any thread, and do not change the channel's struct.
+// SAFETY: SAFETY.md F32: the functions of librdmacm may be called by any thread, and do not change the channel's
+// struct.
 unsafe impl Send for Channel {}
 // SAFETY: as above, also by several threads at a time.
 unsafe impl Sync for Channel {}

@@ -17,7 +17,8 @@ pub(super) fn not_listening(errno: Errno, address: SocketAddr, device: String) -
     }
 }
 
-/// Returns the error of an address to which the kernel binds no ID. `is_own` returns true if it binds one to another port.
+/// Returns the error of an address to which the kernel binds no ID. `is_own` returns true if it binds one to another
+/// port.
 pub(super) fn not_bound(
     errno: Errno,
     address: SocketAddr,

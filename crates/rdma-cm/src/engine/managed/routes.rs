@@ -13,8 +13,8 @@ use crate::engine::path::{addresses, end_at, ip_of};
 use crate::parameters::Route;
 
 impl Engine {
-    /// Returns true if a peer is on this host: by the IP address that it states, and by the end of the path to it. Both are
-    /// checked, because a peer on another host can state any address, also as this end's.
+    /// Returns true if a peer is on this host: by the IP address that it states, and by the end of the path to it. Both
+    /// are checked, because a peer on another host can state any address, also as this end's.
     fn is_of_this_host(&self, ip: IpAddr, end: Address) -> bool {
         let is_of_interface = |ip| self.own.contains(ip);
         let is_stated = ip.is_unspecified() || ip.is_loopback() || is_of_interface(ip);

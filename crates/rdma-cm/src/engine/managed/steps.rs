@@ -17,8 +17,8 @@ use crate::options::BindOptions;
 use crate::parameters::{NO_ANSWER, Parameters, QKEY};
 
 impl Handle {
-    /// Connects a queue pair to the peer's, through the states `INIT`, `RTR` and `RTS`. On iWARP, the kernel connects it
-    /// later, or has connected it.
+    /// Connects a queue pair to the peer's, through the states `INIT`, `RTR` and `RTS`. On iWARP, the kernel connects
+    /// it later, or has connected it.
     pub(crate) fn connect(
         &self,
         queue_pair: Half,

@@ -277,8 +277,8 @@ impl RingSender {
         self.memory.words().map_or(0, Words::answered)
     }
 
-    /// Counts a look. Returns true once if [`PATIENCE`] looks in a row find unread bytes and an unchanged position of the
-    /// receiver. The receiver may have claimed to need no notification, and then not looked.
+    /// Counts a look. Returns true once if [`PATIENCE`] looks in a row find unread bytes and an unchanged position of
+    /// the receiver. The receiver may have claimed to need no notification, and then not looked.
     #[inline]
     pub(super) fn waits_for_reader(&self) -> bool {
         // One thread at a time looks.
