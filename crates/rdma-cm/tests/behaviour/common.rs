@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock};
 
-use rdma_cm::{Connection, End, EventChannel, Listener, PreparedQueuePair, QueuePair};
+use rdma_cm::{Connection, End, Error, EventChannel, Listener, PreparedQueuePair, QueuePair};
 use rdma_mem::{AccessFlags, Context, DeviceList, OwnedRegion, ProtectionDomain};
 use rdma_proto::cm::wire::{MAD_LEN, Mad, Message, Offer, Path, Req};
 use rdma_proto::cm::{CommId, IpCmHeader, PortSpace};
@@ -157,6 +157,14 @@ impl Node {
 pub(crate) fn forget(value: impl Any + Send) {
     static FORGOTTEN: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
     FORGOTTEN.lock().unwrap().push(Box::new(value));
+}
+
+/// Returns the end that a call reports.
+pub(crate) fn ended<T: std::fmt::Debug>(result: Result<T, Error>) -> End {
+    match result {
+        Err(Error::Ended(end)) => end,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Connects two ends, whose channels are polled in turn by one thread.

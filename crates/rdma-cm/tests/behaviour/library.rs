@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use test_support::program::{dropin, in_own_process_with, is_emulated};
 use test_support::rig::until;
 
-use crate::common::{self, LIMIT, Node, SYSTEM, address, is_over_kernel, open};
+use crate::common::{self, LIMIT, Node, SYSTEM, address, ended, is_over_kernel, open};
 use crate::groups::groups;
 use crate::options::connect_traffic_classes;
 use crate::other_hosts::Host;
@@ -97,13 +97,6 @@ fn connections_pass_each_phase_together() {
 #[test]
 fn processes_that_exit_end_their_connections() {
     pass("processes", &[], 3);
-}
-
-fn ended<T: std::fmt::Debug>(result: Result<T, Error>) -> End {
-    match result {
-        Err(Error::Ended(end)) => end,
-        other => panic!("{other:?}"),
-    }
 }
 
 #[test]

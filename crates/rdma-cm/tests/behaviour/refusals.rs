@@ -8,15 +8,8 @@ use rdma_cm::{End, Error, EventChannel, Listener, Mtu, Reason};
 use rdma_qp::{CompletionQueue, QueuePairType, prelude::*};
 use rdma_types::{Psn, Qpn};
 
-use crate::common::{LIMIT, Node, open, open_twin};
+use crate::common::{LIMIT, Node, ended, open, open_twin};
 use crate::other_hosts::Host;
-
-fn ended<T: std::fmt::Debug>(result: Result<T, Error>) -> End {
-    match result {
-        Err(Error::Ended(end)) => end,
-        other => panic!("{other:?}"),
-    }
-}
 
 fn reason<T: std::fmt::Debug>(result: Result<T, Error>) -> Reason {
     match ended(result) {

@@ -2,16 +2,9 @@
 
 use std::process::Command;
 
-use rdma_cm::{End, Error, Resolved};
+use rdma_cm::{End, Resolved};
 
-use crate::common::{LIMIT, Node, connect, open, system_device};
-
-fn ended<T: std::fmt::Debug>(result: Result<T, Error>) -> End {
-    match result {
-        Err(Error::Ended(end)) => end,
-        other => panic!("{other:?}"),
-    }
-}
+use crate::common::{LIMIT, Node, connect, ended, open, system_device};
 
 /// Runs where a device may be removed, such as the virtual machine of SoftRoCE.
 #[test]

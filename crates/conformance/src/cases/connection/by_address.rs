@@ -37,11 +37,11 @@ cases![
 /// The limit for all waits; only a hanging case reaches it.
 pub(in crate::cases) const BOUND: Duration = Duration::from_secs(60);
 
-struct Node {
-    pd: ProtectionDomain,
-    cq: CompletionQueue,
-    channel: EventChannel,
-    ip: IpAddr,
+pub(in crate::cases) struct Node {
+    pub(in crate::cases) pd: ProtectionDomain,
+    pub(in crate::cases) cq: CompletionQueue,
+    pub(in crate::cases) channel: EventChannel,
+    pub(in crate::cases) ip: IpAddr,
 }
 
 /// Opens the device. Skips the case if its connections need something that is missing. That is a
@@ -76,23 +76,23 @@ pub(in crate::cases) fn is_iwarp(context: &Context) -> bool {
 }
 
 impl Node {
-    fn new(device: &Device) -> Self {
+    pub(in crate::cases) fn new(device: &Device) -> Self {
         let (context, channel) = open(device);
         let pd = context.allocate_pd().unwrap();
-        let cq = CompletionQueue::create(&context, 16).unwrap();
+        let cq = CompletionQueue::create(&context, 64).unwrap();
         Self { pd, cq, channel, ip: address_of(&context) }
     }
 
-    fn queue_pair(&self) -> PreparedQueuePair {
+    pub(in crate::cases) fn queue_pair(&self) -> PreparedQueuePair {
         self.pd.create_qp().send_cq(&self.cq).recv_cq(&self.cq).build().unwrap()
     }
 
-    fn listen(&self) -> Listener {
+    pub(in crate::cases) fn listen(&self) -> Listener {
         Listener::bind(&self.channel, (self.ip, 0)).unwrap()
     }
 
     /// Connects two queue pairs of the device.
-    fn connect(&self, listener: &Listener) -> (Connection, Connection) {
+    pub(in crate::cases) fn connect(&self, listener: &Listener) -> (Connection, Connection) {
         let resolved = self.channel.resolve(listener.local_address()).unwrap();
         let connecting = resolved.connect(self.queue_pair(), b"hello").unwrap();
         let request = listener.incoming(BOUND).unwrap();

@@ -7,12 +7,11 @@ use std::thread;
 use rdma_async::{ConnectionOptions, Driver};
 use rdma_channel::Channel;
 use rdma_channel::prelude::*;
-use rdma_cm::{Connecting, End, Error, EventChannel, Listener, PreparedQueuePair, Reason};
-use rdma_mem::{BufferPool, ProtectionDomain};
-use rdma_qp::CompletionQueue;
+use rdma_cm::{Connecting, End, Error, Listener, Reason};
+use rdma_mem::BufferPool;
 
 use crate::case::cases;
-use crate::cases::connection::by_address::{BOUND, address_of, is_iwarp, open};
+use crate::cases::connection::by_address::{BOUND, Node, is_iwarp};
 use crate::device::Device;
 
 cases![
@@ -28,42 +27,18 @@ const REQUEST: usize = 20;
 /// The connections to a silent peer. If each waited until `siw` gives up, which takes 10 s, the case would be killed.
 const SILENT: usize = 16;
 
-struct Node {
-    pd: ProtectionDomain,
-    cq: CompletionQueue,
-    channel: EventChannel,
-    ip: IpAddr,
+/// Returns the objects of an iWARP device.
+fn node_of(device: &Device) -> Node {
+    let node = Node::new(device);
+    device.needs(is_iwarp(node.channel.context()), "the device does not speak iWARP");
+    node
 }
 
-impl Node {
-    fn new(device: &Device) -> Self {
-        let (context, channel) = open(device);
-        device.needs(is_iwarp(&context), "the device does not speak iWARP");
-        let pd = context.allocate_pd().unwrap();
-        let cq = CompletionQueue::create(&context, 64).unwrap();
-        Self { pd, cq, channel, ip: address_of(&context) }
-    }
-
-    fn queue_pair(&self) -> PreparedQueuePair {
-        self.pd.create_qp().send_cq(&self.cq).recv_cq(&self.cq).build().unwrap()
-    }
-
-    fn listen(&self) -> Listener {
-        Listener::bind(&self.channel, (self.ip, 0)).unwrap()
-    }
-
-    /// Connects two queue pairs of the device, and disconnects them.
-    fn connect(&self) {
-        let listener = self.listen();
-        let resolved = self.channel.resolve(listener.local_address()).unwrap();
-        let connecting = resolved.connect(self.queue_pair(), b"").unwrap();
-        let request = listener.incoming(BOUND).unwrap();
-        let accepted = request.prepare(self.queue_pair()).unwrap().accept(b"").unwrap();
-        let active = connecting.wait(BOUND).unwrap().establish().unwrap();
-        let passive = accepted.wait(BOUND).unwrap();
-        drop(active);
-        assert!(matches!(passive.wait(BOUND).unwrap(), End::Disconnected { .. }));
-    }
+/// Connects two queue pairs of the device, and disconnects them.
+fn connect(node: &Node) {
+    let (active, passive) = node.connect(&node.listen());
+    drop(active);
+    assert!(matches!(passive.wait(BOUND).unwrap(), End::Disconnected { .. }));
 }
 
 #[track_caller]
@@ -73,20 +48,20 @@ fn expect_rejected(connecting: Connecting) {
 }
 
 fn a_host_that_does_not_answer_delays_no_other_connection(device: &Device) {
-    let node = Node::new(device);
+    let node = node_of(device);
     device.needs(&**device == "siw0", "only the interface of siw0 is known to reach no host");
     let IpAddr::V4(ip) = node.ip else { panic!("an IPv6 address") };
     // The kernel repeats the first packet of the TCP connection for about two minutes.
     let nobody = Ipv4Addr::from_bits(ip.to_bits() ^ 64);
     let resolved = node.channel.resolve((nobody, 7471)).unwrap();
     let connecting = resolved.connect(node.queue_pair(), b"").unwrap();
-    node.connect();
+    connect(&node);
     drop(connecting);
-    node.connect();
+    connect(&node);
 }
 
 fn a_peer_that_does_not_answer_delays_no_other_connection(device: &Device) {
-    let node = Node::new(device);
+    let node = node_of(device);
     let silent = TcpListener::bind((node.ip, 0)).unwrap();
     let resolved = node.channel.resolve(silent.local_addr().unwrap()).unwrap();
     // The peer keeps the TCP connections.
@@ -95,16 +70,16 @@ fn a_peer_that_does_not_answer_delays_no_other_connection(device: &Device) {
             let connecting = resolved.connect(node.queue_pair(), b"").unwrap();
             let (mut stream, _) = silent.accept().unwrap();
             stream.read_exact(&mut [0; REQUEST]).unwrap();
-            node.connect();
+            connect(&node);
             drop(connecting);
-            node.connect();
+            connect(&node);
             stream
         })
         .collect();
 }
 
 fn requests_that_the_program_does_not_answer_are_rejected(device: &Device) {
-    let node = Node::new(device);
+    let node = node_of(device);
     let listener = node.listen();
     let resolved = node.channel.resolve(listener.local_address()).unwrap();
     let connect = || resolved.connect(node.queue_pair(), b"").unwrap();
@@ -125,7 +100,7 @@ fn requests_that_the_program_does_not_answer_are_rejected(device: &Device) {
 }
 
 fn localhost_leads_to_the_device(device: &Device) {
-    let node = Node::new(device);
+    let node = node_of(device);
     let listener = Listener::bind(&node.channel, "127.0.0.1:0").unwrap();
     assert!(listener.local_address().ip().is_loopback());
     for to in [Ipv4Addr::LOCALHOST.into(), node.ip] {
@@ -141,7 +116,7 @@ fn localhost_leads_to_the_device(device: &Device) {
 }
 
 fn a_message_without_a_receive_ends_its_connection(device: &Device) {
-    let node = Node::new(device);
+    let node = node_of(device);
     // The kernel flushes the queue pair before it reports the end of the connection.
     let expect_end = |error: &dyn std::error::Error| {
         let text = error.to_string();
