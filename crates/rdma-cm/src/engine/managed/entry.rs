@@ -185,7 +185,7 @@ impl Entry {
         }
     }
 
-    /// Returns the attributes with which a queue pair moves to INIT, RTR and RTS. Those of a request were read with it.
+    /// Returns the attributes with which a queue pair moves to INIT, RTR and RTS. A request has them since it arrived.
     pub(super) fn attributes(&mut self) -> Result<Box<[ibv_qp_attr; 3]>, Errno> {
         self.attributes.take().map_or_else(|| self.id.attributes().map(Box::new), Ok)
     }

@@ -50,6 +50,7 @@ mod tests {
         assert!(text(Errno::EMFILE).contains("`ulimit -n`"));
         assert!(text(Errno::ENOMEM).ends_with("Cannot allocate memory (os error 12)"));
     }
+
     #[test]
     fn a_port_in_use_at_all_addresses_is_named() {
         let text = |port, is_own| {
