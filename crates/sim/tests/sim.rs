@@ -74,9 +74,21 @@ fn each_message_of_the_communication_manager_is_lost_repeated_and_delayed() {
 /// The model once mistook its refusal for an error.
 #[test]
 fn a_request_of_a_destroyed_queue_pair_may_be_refused() {
+    succeed("--workload", "0xd4bd6706a3d8a547");
+}
+
+/// A late copy of a REQ begins a second passive end, after the active end was established with the first. The model once
+/// demanded that the active end confirm the second, too.
+#[test]
+fn an_end_that_a_late_copy_of_a_request_begins_may_stay_unanswered() {
+    succeed("--connection", "0x4008cad");
+}
+
+/// Runs the workload of one seed.
+#[track_caller]
+fn succeed(option: &str, seed: &str) {
     let program = env!("CARGO_BIN_EXE_sim");
-    let args = ["--workload", "0xd4bd6706a3d8a547"];
-    let output = Command::new(program).args(args).output().unwrap();
+    let output = Command::new(program).args([option, seed]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}");
 }

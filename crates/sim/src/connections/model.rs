@@ -234,12 +234,14 @@ impl Run {
     }
 
     /// Returns true if the peer of an end has been in one of these phases for a long time. Its message must then have
-    /// arrived: the peer has sent it ten times, and the links lose few messages.
+    /// arrived: the peer has sent it ten times, and the links lose few messages. An active end confirms one passive end
+    /// only, although late copies of its REQ may begin others.
     fn has_peer(&self, number: usize, phases: &[Phase]) -> bool {
         const TEN_TRIES: Duration = Duration::from_secs(90);
         let now = self.network.now();
         let has_sent = |peer: &End| {
-            phases.contains(&peer.phase) && !peer.is_forced && now > peer.since + TEN_TRIES
+            let answers = peer.peer_qpn == self.ends[number].qpn && !peer.is_forced;
+            answers && phases.contains(&peer.phase) && now > peer.since + TEN_TRIES
         };
         self.loses_few && self.peers(number).any(has_sent)
     }
