@@ -26,7 +26,8 @@ const ONLY_PORT: u8 = 1;
 ///
 /// Clones are cheap, and are the same channel. All methods can be called from several threads.
 ///
-/// The channel has no thread, except for calls in which the kernel waits for an iWARP peer. Messages of its connections
+/// The channel has no thread, except for calls in which the kernel waits for an iWARP peer. It also starts one if the
+/// program polls the [files](crate::Connecting::file) of more than 32 connections. Messages of its connections
 /// are processed while a thread waits in [`next`](Self::next) or in a `wait` method. So a program must wait, or poll
 /// the channel's [file](AsFd), while it has connections. Otherwise its peers receive no answers, and their requests
 /// fail after about a minute.

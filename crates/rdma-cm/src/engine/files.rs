@@ -1,5 +1,7 @@
 //! The files of a channel: one that the program polls, and those that it consists of.
 
+mod watching;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +14,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
+pub(super) use self::watching::Watching;
 use crate::error::Error;
 
 /// The maximum number of files that are reported at a time.
@@ -97,11 +100,12 @@ impl Files {
         Ok(keys.into_iter().filter(|&key| ![TIMER, WAKE].contains(&key)).collect())
     }
 
-    /// Creates a file that is readable while the sockets need a thread, or once the returned eventfd was set.
-    pub(super) fn watch(&self) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    /// Creates a file that is readable once the returned eventfd was set. If it is nested, it is also readable while the
+    /// sockets need a thread.
+    pub(super) fn watch(&self, is_nested: bool) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let file = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for part in [&self.inner, &bell] {
+        for part in [&bell].into_iter().chain(is_nested.then_some(&self.inner)) {
             epoll::add(&file, part, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
         Ok((file, bell))

@@ -1,7 +1,7 @@
 //! The engine of an event channel: its sockets, connections and events.
 //!
-//! No thread belongs to a channel, except for calls in which the kernel waits for an iWARP peer. A thread that waits
-//! for an event processes the messages of all connections. If several threads wait, one of them does this, and the
+//! No thread belongs to a channel, except for calls in which the kernel waits for an iWARP peer, and for the files of many
+//! connections. A thread that waits for an event processes the messages of all connections. If several threads wait, one of them does this, and the
 //! others sleep until it is done.
 
 mod files;
@@ -315,13 +315,19 @@ impl Engine {
 
     /// Returns a file that is readable once the connection has an event, or while a thread must process messages. The
     /// file of an established connection is its socket, if it has one, because only the end is an event then.
-    pub(crate) fn file_of(&self, token: u64, is_established: bool) -> Result<Arc<OwnedFd>, Error> {
+    pub(crate) fn file_of(
+        self: &Arc<Self>,
+        token: u64,
+        is_established: bool,
+    ) -> Result<Arc<OwnedFd>, Error> {
         self.check_process()?;
         let mut state = self.locked();
         if let Some(file) = state.file(token, is_established) {
             return Ok(file);
         }
-        let (file, bell) = self.files.watch().map_err(Error::system("watch a connection"))?;
+        let is_nested = self.may_nest(&mut state)?;
+        let (file, bell) =
+            self.files.watch(is_nested).map_err(Error::system("watch a connection"))?;
         if state.events.iter().any(|(of, _)| *of == token) {
             set(&bell);
         }
@@ -335,7 +341,27 @@ impl Engine {
         if is_over {
             watch.ring();
         }
+        if is_nested {
+            state.watching.add_nested(&file);
+        }
         Ok(file)
+    }
+
+    /// Returns true if another file may contain the channel's epoll instance. Otherwise, a thread processes messages.
+    /// The time of a simulated network passes only in threads of the program.
+    fn may_nest(self: &Arc<Self>, state: &mut State) -> Result<bool, Error> {
+        if state.watching.may_nest() || self.is_simulated() {
+            return Ok(true);
+        }
+        let engine = Arc::downgrade(self);
+        let process = move || {
+            // A closed channel still processes messages.
+            let next = engine.upgrade().map(|engine| engine.next(|_| false, NOW));
+            matches!(next, Some(Ok(_) | Err(Error::Closed)))
+        };
+        let started = state.watching.process_by_thread(&self.files, process);
+        started.map_err(Error::system("watch a connection"))?;
+        Ok(false)
     }
 
     /// Disconnects. Exactly one event follows, even if the connection has ended before. A connection that is not

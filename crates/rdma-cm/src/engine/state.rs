@@ -8,7 +8,7 @@ use rdma_mem::Gid;
 use rdma_proto::Time;
 use rdma_proto::cm::CommId;
 
-use super::files::Watch;
+use super::files::{Watch, Watching};
 use super::gateway::Gateway;
 use super::listening::Listening;
 use super::managed::Managed;
@@ -40,6 +40,8 @@ pub(super) struct State {
     /// Whether events were queued since the file was made readable. A thread that waits for an edge of the file is
     /// notified of each.
     pub(super) has_new: bool,
+    /// The files that the program polls for single connections.
+    pub(super) watching: Watching,
 }
 
 impl State {

@@ -7,6 +7,7 @@ mod groups;
 mod hostile;
 mod kernel;
 mod library;
+mod many_files;
 mod options;
 mod orders;
 mod other_hosts;

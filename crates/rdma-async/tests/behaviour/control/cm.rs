@@ -264,21 +264,27 @@ fn many_clients_connect_at_a_time() {
         for ends in Ends::both() {
             let listener = ends.listen().await;
             let address = listener.local_addr();
-            let clients: Vec<_> = (0..30)
-                .map(|_| {
-                    let (driver, options) = (ends.client.driver.clone(), patient(&ends.client));
-                    tokio::spawn(async move { driver.connect_cm(address, options).await })
-                })
-                .collect();
-            let mut servers = Vec::new();
-            for _ in 0..30 {
-                servers.push(timeout(HANG, listener.accept()).await.unwrap().unwrap());
-            }
-            for client in clients {
-                let client = client.await.unwrap().unwrap().0;
-                let is_peer = |server: &&Connection| server.peer().unwrap().qpn == client.qpn();
-                let server = servers.iter().find(is_peer).unwrap();
-                talk((&ends.client, &client), (&ends.server, server)).await;
+            // The kernel lets an epoll instance contain the files of only 100, if they contain another one.
+            let mut kept = Vec::new();
+            for _ in 0..4 {
+                let clients: Vec<_> = (0..30)
+                    .map(|_| {
+                        let (driver, options) = (ends.client.driver.clone(), patient(&ends.client));
+                        tokio::spawn(async move { driver.connect_cm(address, options).await })
+                    })
+                    .collect();
+                let mut servers = Vec::new();
+                for _ in 0..30 {
+                    servers.push(timeout(HANG, listener.accept()).await.unwrap().unwrap());
+                }
+                for client in clients {
+                    let client = client.await.unwrap().unwrap().0;
+                    let is_peer = |server: &&Connection| server.peer().unwrap().qpn == client.qpn();
+                    let server = servers.iter().find(is_peer).unwrap();
+                    talk((&ends.client, &client), (&ends.server, server)).await;
+                    kept.push(client);
+                }
+                kept.extend(servers);
             }
         }
     });
