@@ -294,7 +294,9 @@ impl Engine {
         self.check_unmanaged()?;
         let now = self.now();
         let mut state = self.locked();
-        let changed = state.peers.get_mut(&token).map(|peer| change(peer, now));
+        // The communication ID of an ended connection may be that of another one.
+        let peer = state.peers.get_mut(&token).filter(|peer| peer.stage != peer::Stage::Over);
+        let changed = peer.map(|peer| change(peer, now));
         let result = match changed {
             Some(Ok(())) => Ok(()),
             Some(Err(refusal)) => Err(Error::refused(refusal, || state.take_end(token))),
@@ -498,6 +500,9 @@ impl Engine {
             self.end_half_open(state, listener, token);
         }
         state.set_deadline(token, deadline);
+        if stage == peer::Stage::Over {
+            state.forget_place(token);
+        }
         // The program may poll the socket, so this makes it readable for good.
         if let Some(socket) = peer_socket.filter(|_| stage == peer::Stage::Over) {
             self.files.remove(&socket);
@@ -535,13 +540,11 @@ impl Engine {
                 }
             }
         }
+        state.forget_place(token);
         if let Some(mut peer) = state.peers.remove(&token) {
             peer.leave(self.now());
             if let Some(socket) = peer.line.socket() {
                 self.files.remove(socket);
-            }
-            if let Some(place) = peer.place() {
-                state.tokens.remove(&place);
             }
             self.end_half_open(state, peer.listener(), token);
         }

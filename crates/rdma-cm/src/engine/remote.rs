@@ -171,3 +171,80 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::time::Duration;
+
+    use rdma_proto::cm::PortSpace;
+    use rdma_proto::cm::wire::Reason;
+    use rdma_soft::Builder;
+    use rdma_types::{Psn, Qpn};
+
+    use super::*;
+    use crate::channel::EventChannel;
+    use crate::options::BindOptions;
+    use crate::unmanaged::{self, Event, Id, Parameters};
+
+    /// Opens a channel of a device that is alone at an address of the loopback interface.
+    fn host(last: u32) -> (EventChannel, SocketAddr) {
+        let ip =
+            std::net::Ipv4Addr::from_bits(0x7f80_0000 | (std::process::id() & 0xffff) << 6 | last);
+        let name = format!("ids{last}");
+        Builder::new(&name).gids([]).listen(ip.to_string()).install().unwrap();
+        let context = rdma_mem::open_device(&name).unwrap();
+        (EventChannel::open(&context).unwrap(), (ip, 0).into())
+    }
+
+    fn request(from: &EventChannel, to: SocketAddr) -> Id {
+        let route = unmanaged::route(from, to).unwrap();
+        let own = Parameters::new(Qpn::masked(7), Psn::masked(8));
+        unmanaged::connect(from, PortSpace::Tcp, &route, &own, b"").unwrap()
+    }
+
+    /// Returns the next event of a channel. The other one processes messages meanwhile.
+    fn next(of: &EventChannel, other: &EventChannel) -> Event {
+        for _ in 0..60_000 {
+            assert!(other.next_of(|_| false, Some(Duration::ZERO)).unwrap().is_none());
+            if let Some(event) = of.next(Some(Duration::from_millis(1))).unwrap() {
+                return unmanaged::event(event).1;
+            }
+        }
+        panic!("no event")
+    }
+
+    #[test]
+    fn an_ended_connection_does_not_touch_a_later_one_with_its_communication_id() {
+        let ((near, _), (far, mut to)) = (host(1), host(2));
+        let port = unmanaged::bind(&far, PortSpace::Tcp, to, BindOptions::new()).unwrap();
+        to.set_port(port.number());
+        let _listener = unmanaged::listen(&far, &port).unwrap();
+        // Without this, an ID is the same again after 2^20 others.
+        let restart = || {
+            let state = near.engine().locked();
+            let gateways = state.gateways.values();
+            let settings = Settings::new(near.context().device().guid(), 5, 5);
+            gateways.for_each(|it| it.manage(|manager| *manager = Manager::new(&settings)));
+        };
+        drop(request(&near, to));
+        restart();
+        let ended = request(&near, to);
+        let requested = |event| match event {
+            Event::Requested { id, .. } => id,
+            other => panic!("{other:?}"),
+        };
+        requested(next(&far, &near)).reject(Reason::CONSUMER_DEFINED, b"").unwrap();
+        assert!(matches!(next(&near, &far), Event::Ended(_)));
+
+        restart();
+        let later = request(&near, to);
+        let server = requested(next(&far, &near));
+        assert!(ended.reject(Reason::CONSUMER_DEFINED, b"").is_err());
+        drop(ended);
+        server.accept(&Parameters::new(Qpn::masked(9), Psn::masked(8)), b"").unwrap();
+        assert!(matches!(next(&near, &far), Event::Replied { .. }));
+        later.establish().unwrap();
+        assert!(matches!(next(&far, &near), Event::Established { .. }));
+    }
+}

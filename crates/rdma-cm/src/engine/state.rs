@@ -90,6 +90,14 @@ impl State {
         self.events.iter().any(|(_, event)| event.is_request_of(peer))
     }
 
+    /// Removes the communication ID of a connection that ends. Another one may have the ID next.
+    pub(super) fn forget_place(&mut self, token: u64) {
+        let place = self.peers.get(&token).and_then(Peer::place);
+        if let Some(place) = place.filter(|place| self.tokens.get(place) == Some(&token)) {
+            self.tokens.remove(&place);
+        }
+    }
+
     pub(super) fn set_deadline(&mut self, token: u64, deadline: Option<Time>) {
         let before = match deadline {
             Some(deadline) => self.deadline_of.insert(token, deadline),
