@@ -197,7 +197,8 @@ impl EventChannel {
     }
 
     /// Returns the next event of the listeners and connections that `wants` returns true for, like [`next`](Self::next).
-    /// Other events stay queued. So several parts of a program can share a channel.
+    /// Other events stay queued. So several parts of a program can share a channel. `wants` must use neither the channel
+    /// nor its connections, whose functions would wait for this one.
     ///
     /// # Errors
     /// Same errors as [`next`](Self::next).

@@ -12,6 +12,18 @@ use super::socket::PortOwner;
 use super::{Engine, NOW, State};
 use crate::error::Error;
 
+/// Updates the program's file when this is dropped.
+struct Update<'a> {
+    engine: &'a Engine,
+    state: &'a mut State,
+}
+
+impl Drop for Update<'_> {
+    fn drop(&mut self) {
+        self.engine.set_readable(self.state);
+    }
+}
+
 impl Engine {
     /// Returns the access to queue pair 1 if its device has a clock of its own, because its network is simulated.
     fn simulated(&self) -> Option<&Member> {
@@ -55,9 +67,8 @@ impl Engine {
         let mut state = self.locked();
         // The kernel's rdma_cm answers messages by itself, so nothing else needs to be done before an event that is
         // queued.
-        let queued = if self.is_managed { find(&mut state) } else { None };
+        let queued = if self.is_managed { self.find(&mut state, &mut find) } else { None };
         if queued.is_some() {
-            self.set_readable(&mut state);
             return Ok(queued);
         }
         let end = limit.map(|limit| self.now().after(limit));
@@ -68,9 +79,7 @@ impl Engine {
         let mut left = limit;
         loop {
             self.process(&mut state, &ready);
-            let found = find(&mut state);
-            // Not before: an event that is found at once does not make the program's file readable.
-            self.set_readable(&mut state);
+            let found = self.find(&mut state, &mut find);
             if found.is_some() {
                 return Ok(found);
             }
@@ -83,6 +92,13 @@ impl Engine {
             (state, ready) = self.sleep(state, left)?;
             left = end.map(|end| self.until(end));
         }
+    }
+
+    /// Calls a function, and then updates the program's file, even if the function panics. Not before: an event that is
+    /// found at once does not make the file readable.
+    fn find<T>(&self, state: &mut State, find: impl FnOnce(&mut State) -> T) -> T {
+        let update = Update { engine: self, state };
+        find(&mut *update.state)
     }
 
     /// Waits until something may have happened, and returns the sockets to receive from.

@@ -3,6 +3,7 @@
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use rdma_mem::Context;
 use rdma_proto::cm::wire::{MAD_LEN, Mad, Message, Offer, Reason, Rej, Rejection, Subject};
 use rdma_proto::cm::{CommId, PortSpace};
 use rdma_types::{Gid, Guid, Lid, Qpn};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
@@ -359,4 +361,18 @@ fn a_listener_that_answers_nonsense_is_no_peer() {
     drop(peer);
     let Err(Error::Ended(end)) = connecting.wait(LIMIT) else { panic!("an end") };
     assert_eq!(end, End::PeerGone);
+}
+
+#[test]
+fn a_panic_while_events_are_chosen_loses_no_event() {
+    let context = open("soft0");
+    let (client, server) = (Node::new(&context), Node::new(&context));
+    let listener = server.listen();
+    let resolved = client.channel.resolve(listener.local_address()).unwrap();
+    let _connecting = resolved.connect(client.queue_pair(), b"").unwrap();
+    let choose = || server.channel.next_of(|_| panic!("on purpose"), Some(LIMIT));
+    assert!(catch_unwind(AssertUnwindSafe(choose)).is_err());
+    let mut files = [PollFd::from_borrowed_fd(server.channel.as_fd(), PollFlags::IN)];
+    assert_eq!(poll(&mut files, Some(&Timespec::default())).unwrap(), 1, "no event");
+    drop(listener.incoming(LIMIT).unwrap());
 }
