@@ -224,7 +224,7 @@ impl EventChannel {
         Ok(next.map(|next| Event::new(&self.engine, next)))
     }
 
-    /// Returns the counters of the messages from and to other hosts.
+    /// Returns the counters of the messages from and to other hosts. In a forked child, all are 0.
     ///
     /// # Examples
     /// ```
@@ -252,6 +252,7 @@ impl EventChannel {
 
     /// Returns the first address of a name that belongs to this host.
     pub(crate) fn own_address(&self, address: impl ToSocketAddrs) -> Result<SocketAddr, Error> {
+        self.engine.check_process()?;
         let all = addresses(address)?;
         let own = all
             .iter()

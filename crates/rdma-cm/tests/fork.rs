@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // A failing helper fails its test.
 
 use std::io::{Read as _, Write as _};
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use rdma_cm::unmanaged::{self, PortSpace};
@@ -118,6 +120,35 @@ fn forked_children_of_a_process_with_queue_pairs_connect_to_each_other() {
             client.send(connection.queue_pair(), b"hello");
         });
         [active, passive].into_iter().for_each(Child::join);
+    });
+}
+
+#[test]
+fn calls_in_a_forked_child_do_not_wait_for_threads_of_its_parent() {
+    in_own_process("calls_in_a_forked_child_do_not_wait_for_threads_of_its_parent", || {
+        let channel = EventChannel::open(&open("soft0")).unwrap();
+        let address = "127.0.0.1:7471".parse().unwrap();
+        let _query = unmanaged::join(&channel, "239.1.2.3".parse().unwrap(), None).unwrap();
+        let (is_locked, locked) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        thread::scope(|threads| {
+            let channel = &channel;
+            threads.spawn(move || {
+                let wants = |_| {
+                    is_locked.send(()).unwrap();
+                    released.recv().is_ok()
+                };
+                channel.next_of(wants, Some(Duration::ZERO))
+            });
+            locked.recv().unwrap();
+            let child = forked(|| {
+                assert_eq!(channel.counters().received, 0);
+                let bound = unmanaged::bind(channel, PortSpace::Tcp, address, BindOptions::new());
+                assert!(matches!(bound, Err(Error::Memory(_))));
+            });
+            child.join();
+            drop(release);
+        });
     });
 }
 

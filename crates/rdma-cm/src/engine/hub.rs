@@ -12,7 +12,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use rdma_mem::{Context, Gid};
 use rdma_proto::cm::wire::{Mad, Message};
 use rdma_proto::cm::{Address, CommId, ServiceId, Transmit};
-use rdma_sys::{AddressedMad, PerProcess};
+use rdma_sys::{AddressedMad, PerProcess, Process};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
@@ -56,6 +56,7 @@ pub(super) struct Member {
     hub: Arc<Hub>,
     slot: u16,
     inbox: Arc<Inbox>,
+    process: Process,
 }
 
 /// The channel that a MAD is for.
@@ -162,7 +163,7 @@ impl Member {
         *next = slot.wrapping_add(1);
         inboxes.insert(slot, Arc::clone(&inbox));
         drop(routes);
-        Ok(Some(Self { hub, slot, inbox }))
+        Ok(Some(Self { hub, slot, inbox, process: Process::current() }))
     }
 
     /// Returns the upper 12 bits of the channel's communication IDs.
@@ -222,8 +223,45 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
+        // In a forked child, a thread of the parent may have held the lock. The child has a hub of its own.
+        if !self.process.is_current() {
+            return;
+        }
         let routes = &mut *locked(&self.hub.routes);
         routes.inboxes.remove(&self.slot);
         routes.services.retain(|_, slot| *slot != self.slot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use rdma_soft::Builder;
+    use test_support::rig::fork::Child;
+
+    use super::*;
+
+    #[test]
+    fn a_member_in_a_forked_child_does_not_wait_for_threads_of_its_parent() {
+        let ip = std::net::Ipv4Addr::from_bits(0x7fc0_0000 | std::process::id() & 0xffff);
+        Builder::new("hub0").gids([]).listen(ip.to_string()).install().unwrap();
+        let context = rdma_mem::open_device("hub0").unwrap();
+        let mut member = Member::join(&context).unwrap();
+        let hub = Arc::clone(&member.as_ref().unwrap().hub);
+        let routes = locked(&hub.routes);
+        let child = Child::fork(|| {
+            let member = member.take();
+            let (dropped, is_dropped) = mpsc::channel();
+            thread::spawn(move || {
+                drop(member);
+                let _ = dropped.send(());
+            });
+            is_dropped.recv_timeout(Duration::from_secs(20)).unwrap();
+        });
+        child.join();
+        drop(routes);
     }
 }

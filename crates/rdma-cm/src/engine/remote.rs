@@ -30,6 +30,10 @@ impl Engine {
     /// Returns the counters of the messages from and to other hosts.
     pub(crate) fn counters(&self) -> Counters {
         let mut sum = Counters::default();
+        // A thread of the parent may have held the lock.
+        if self.check_process().is_err() {
+            return sum;
+        }
         for gateway in self.locked().gateways.values() {
             sum += gateway.manage(|manager| *manager.counters());
         }
