@@ -290,6 +290,16 @@ impl Engine {
         token: u64,
         change: impl FnOnce(&mut Peer, Time) -> Result<(), Refusal>,
     ) -> Result<(), Error> {
+        self.change_with(token, change, None)
+    }
+
+    /// Changes a connection, and queues an event if this succeeds.
+    fn change_with(
+        &self,
+        token: u64,
+        change: impl FnOnce(&mut Peer, Time) -> Result<(), Refusal>,
+        event: Option<Happening>,
+    ) -> Result<(), Error> {
         self.check_process()?;
         self.check_unmanaged()?;
         let now = self.now();
@@ -298,7 +308,11 @@ impl Engine {
         let peer = state.peers.get_mut(&token).filter(|peer| peer.stage != peer::Stage::Over);
         let changed = peer.map(|peer| change(peer, now));
         let result = match changed {
-            Some(Ok(())) => Ok(()),
+            Some(Ok(())) => {
+                // Before the lock is released, so that it precedes the end.
+                event.into_iter().for_each(|event| state.push(token, event));
+                Ok(())
+            }
             Some(Err(refusal)) => Err(Error::refused(refusal, || state.take_end(token))),
             None => Err(Error::Ended(state.take_end(token))),
         };
@@ -308,11 +322,8 @@ impl Engine {
 
     /// Establishes an accepted connection whose queue pair has received a packet. An event follows.
     pub(crate) fn communication_established(&self, token: u64) -> Result<(), Error> {
-        self.change(token, |peer, _| peer.communication_established())?;
-        let mut state = self.locked();
-        state.push(token, Happening::Established { private_data: Vec::new() });
-        self.finish(&mut state, token);
-        Ok(())
+        let event = Happening::Established { private_data: Vec::new() };
+        self.change_with(token, |peer, _| peer.communication_established(), Some(event))
     }
 
     /// Returns a file that is readable once the connection has an event, or while a thread must process messages. The

@@ -1,7 +1,9 @@
 //! Connections whose queue pairs the program manages, and datagram services.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use rdma_cm::unmanaged::{self, Answered, Event, Id, Parameters, PortSpace, Route, SidrStatus};
@@ -291,4 +293,39 @@ fn private_data_that_is_too_long_is_refused() {
         unmanaged::connect(&channel, PortSpace::Tcp, &route, &parameters, &[0; 57]).map(drop);
     assert!(long(connected));
     assert!(long(unmanaged::query(&channel, PortSpace::Udp, &route, &[0; 181]).map(drop)));
+}
+
+#[test]
+fn the_event_of_an_early_packet_precedes_the_end() {
+    let [clients, servers] = [(); 2].map(|()| EventChannel::open(&open("soft0")).unwrap());
+    let address = "127.0.0.1:0".parse().unwrap();
+    let (listener, route) = listen([&clients, &servers], PortSpace::Ib, address);
+    for _ in 0..2000 {
+        let active = Parameters::new(Qpn::masked(7), Psn::masked(8));
+        let client = unmanaged::connect(&clients, PortSpace::Ib, &route, &active, b"").unwrap();
+        let (server, ..) = requested(&servers, &listener);
+        server.accept(&Parameters::new(Qpn::masked(9), Psn::masked(8)), b"").unwrap();
+        let (start, is_done) = (Barrier::new(3), AtomicBool::new(false));
+        // Other threads receive the client's end meanwhile.
+        let process = || {
+            start.wait();
+            while !is_done.load(Ordering::Relaxed) {
+                assert!(servers.next_of(|_| false, Some(Duration::ZERO)).unwrap().is_none());
+            }
+        };
+        thread::scope(|threads| {
+            threads.spawn(process);
+            threads.spawn(process);
+            start.wait();
+            drop(client);
+            let _ = server.communication_established();
+            is_done.store(true, Ordering::Relaxed);
+        });
+        let mut has_ended = false;
+        let next = || servers.next_of(|of| of == server.token(), Some(Duration::ZERO)).unwrap();
+        while let Some(event) = next() {
+            assert!(!has_ended, "{event:?} follows the end");
+            has_ended = event.end().is_some();
+        }
+    }
 }
