@@ -57,12 +57,15 @@ impl<W: Window> Requester<W> {
     /// [admitted](Work::admitted). The caller then sends the packet, which requests an
     /// acknowledgement, and calls [`has_sent_alone`](Self::has_sent_alone). A caller that does not
     /// send it calls nothing. `fence` is true if the request waits for READs and atomics before it.
+    /// After an RNR NAK, nothing is sent alone until [`poll_transmit`](Self::poll_transmit) has ended
+    /// the wait.
     ///
     /// This has the effect of [`poll_transmit`](Self::poll_transmit), but the packet need not be built.
     #[inline]
-    pub fn may_send_alone(&mut self, now: Time, n: u32, fence: bool) -> Option<Psn> {
+    #[must_use]
+    pub fn may_send_alone(&self, n: u32, fence: bool) -> Option<Psn> {
         let is_next = self.next == n && self.packet == 0 && self.broken.is_none();
-        let waits = fence && self.in_flight.fetches > 0 || self.not_ready.waits(now);
+        let waits = fence && self.in_flight.fetches > 0 || self.not_ready.until.is_some();
         let has_room = self.in_flight.most(self.window.packets()) > 0 && self.sent < MOST_PSNS;
         let may_send = is_next && has_room && !waits && !self.stopped && self.probe.is_none();
         may_send.then(|| self.oldest.wrapping_add(self.sent))

@@ -41,9 +41,8 @@ impl<P: Near> SendSide<P> {
         };
         let fits = |length: &u16| u32::from(*length) <= mtu.bytes();
         let Some(length) = u16::try_from(payload.length()).ok().filter(fits) else { return false };
-        let now = wire::time(own.adapter.fabric.clock.now());
         let n = head.wrapping_add(queued);
-        let Some(psn) = protocol.may_send_alone(now, n, request.fence) else { return false };
+        let Some(psn) = protocol.may_send_alone(n, request.fence) else { return false };
         let single = Single {
             path: route.path,
             to: Qpn::masked(requester.peer_qpn),
@@ -61,7 +60,8 @@ impl<P: Near> SendSide<P> {
         if !sent {
             return false;
         }
-        protocol.has_sent_alone(now);
+        // The clock is read only now, so that the message does not wait for that.
+        protocol.has_sent_alone(wire::time(own.adapter.fabric.clock.now()));
         wire.arm(own);
         self.push(request, payload);
         true
