@@ -13,7 +13,7 @@ use crate::connection::Connection;
 use crate::engine::managed::{self, Half};
 use crate::engine::path::{Request, ip_of};
 use crate::engine::{Engine, Handle};
-use crate::error::{End, Error, check_private_data};
+use crate::error::{Awaited, End, Error, check_private_data};
 use crate::event::{Event, IdToken};
 use crate::happening::{Happening, Replying, Way};
 use crate::step::Step;
@@ -65,7 +65,7 @@ impl Resolving {
     /// host answers for it, and [`End::DeviceRemoved`] if the device was removed. [`Error::TimedOut`] after the limit.
     /// [`Error::Closed`] if the channel is closed while this waits.
     pub fn wait(self, limit: Duration) -> Result<Resolved, Error> {
-        let event = self.handle.wait("the resolved address", limit)?;
+        let event = self.handle.wait(Awaited::Address, limit)?;
         match self.advance(event) {
             Step::Next(resolved) => Ok(resolved),
             Step::Failed(error) => Err(error),
@@ -257,7 +257,7 @@ impl Connecting {
     /// not be connected. [`Error::TimedOut`] after the limit. After an error, the request is cancelled, and the queue
     /// pair is destroyed.
     pub fn wait(self, limit: Duration) -> Result<Replied, Error> {
-        let event = self.handle.wait("the listener's answer", limit)?;
+        let event = self.handle.wait(Awaited::Answer, limit)?;
         match self.advance(event) {
             Step::Next(replied) => Ok(replied),
             Step::Failed(error) => Err(error),

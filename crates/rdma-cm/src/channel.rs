@@ -15,7 +15,7 @@ use crate::engine::managed::RESOLVED_WITHIN;
 use crate::engine::path::{gid_of, ip_of, is_of_interface};
 use crate::engine::peer::Peer;
 use crate::engine::{Engine, Handle};
-use crate::error::{End, Error};
+use crate::error::{Awaited, End, Error};
 use crate::event::{Event, IdToken};
 use crate::happening::{Happening, Way};
 
@@ -335,8 +335,8 @@ impl Handle {
         self.engine.change(self.token, change)
     }
 
-    /// Waits for the next event of this connection. `awaited` names it in the error.
-    pub(crate) fn wait(&self, awaited: &'static str, limit: Duration) -> Result<Event, Error> {
+    /// Waits for the next event of this connection, which the error names.
+    pub(crate) fn wait(&self, awaited: Awaited, limit: Duration) -> Result<Event, Error> {
         let next = self.engine.next(|token| token == self.token, Some(limit))?;
         let next = next.ok_or(Error::TimedOut { awaited, limit })?;
         Ok(Event::new(&self.engine, next))

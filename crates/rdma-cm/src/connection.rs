@@ -9,12 +9,9 @@ use rdma_qp::QueuePair;
 
 use crate::channel::end_of;
 use crate::engine::Handle;
-use crate::error::{End, Error, check_private_data};
+use crate::error::{Awaited, End, Error, check_private_data};
 use crate::event::{Event, IdToken};
 use crate::step::Step;
-
-/// The name of the awaited message in errors.
-const DISCONNECT: &str = "the peer's disconnect";
 
 /// An established connection. Dropping it disconnects, and destroys the queue pair.
 #[derive(Debug)]
@@ -61,7 +58,7 @@ impl Connection {
     /// [`Error::TimedOut`] after the limit, which leaves the connection unchanged. [`Error::Closed`] once the channel
     /// is closed.
     pub fn wait(&self, limit: Duration) -> Result<End, Error> {
-        let event = self.handle.wait(DISCONNECT, limit)?;
+        let event = self.handle.wait(Awaited::Disconnect, limit)?;
         fail(&self.queue_pair);
         Ok(end_of(event.happening))
     }
@@ -157,7 +154,7 @@ impl ConnectionId {
     /// # Errors
     /// Same errors as [`Connection::wait`].
     pub fn wait(&self, limit: Duration) -> Result<End, Error> {
-        Ok(end_of(self.handle.wait(DISCONNECT, limit)?.happening))
+        Ok(end_of(self.handle.wait(Awaited::Disconnect, limit)?.happening))
     }
 
     /// Returns a file that becomes readable when the connection ends, or when a thread must process messages. When it is
@@ -218,7 +215,7 @@ impl Disconnecting {
     /// # Errors
     /// [`Error::TimedOut`] after the limit; the queue pair is then destroyed.
     pub fn wait(self, limit: Duration) -> Result<Ended, Error> {
-        let event = self.handle.wait("the peer's answer to the disconnect", limit)?;
+        let event = self.handle.wait(Awaited::DisconnectAnswer, limit)?;
         let end = end_of(event.happening);
         Ok(Ended { queue_pair: self.queue_pair, end })
     }

@@ -1,5 +1,8 @@
 //! The errors of connecting, and the ends of connections.
 
+mod awaited;
+mod cure;
+
 use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -11,6 +14,8 @@ use rdma_qp::QueuePairType;
 use rdma_sys::cm::LibrdmacmError;
 use rdma_types::Qpn;
 
+pub use self::awaited::Awaited;
+use self::cure::{Shown, of_rejection, of_system, reached_by};
 use crate::parameters::QKEY;
 
 /// The reason that a connection has ended, or was not established.
@@ -21,7 +26,11 @@ use crate::parameters::QKEY;
 pub enum End {
     /// The peer rejected the connection (`RDMA_CM_EVENT_REJECTED`). The private data has 148 bytes. It is empty if the
     /// port has no listener.
-    #[error("the peer rejected the connection: {reason}{}", remedy(*reason))]
+    #[error(
+        "the peer rejected the connection: {reason}{}; {}",
+        Shown(private_data),
+        of_rejection(*reason)
+    )]
     Rejected {
         /// The peer's reason. [`Reason::INVALID_SERVICE_ID`] means that the port has no listener, and
         /// [`Reason::CONSUMER_DEFINED`] that the peer's program rejected the connection.
@@ -30,7 +39,7 @@ pub enum End {
         private_data: Vec<u8>,
     },
     /// This end refused the peer's reply.
-    #[error("this end refused the peer's reply: {reason}")]
+    #[error("this end refused the peer's reply: {reason}; {}", of_rejection(*reason))]
     Refused {
         /// The reason that this end sent to the peer.
         reason: Reason,
@@ -42,7 +51,9 @@ pub enum End {
         phase: Phase,
     },
     /// The peer's process exited, or dropped its end before the connection was established.
-    #[error("the peer's process exited, or dropped its end")]
+    #[error(
+        "the peer's process exited, or dropped its end: check that its program runs, and connect again"
+    )]
     PeerGone,
     /// Too many connections already wait for the listener.
     #[error(
@@ -123,10 +134,12 @@ rdma_types::debug_messages!(enum End {
 /// # Examples
 /// ```
 /// use std::time::Duration;
-/// use rdma_cm::Error;
+/// use rdma_cm::{Awaited, Error};
 ///
-/// let error = Error::TimedOut { awaited: "a request", limit: Duration::from_secs(2) };
-/// assert_eq!(error.to_string(), "a request did not arrive within 2s");
+/// let error = Error::TimedOut { awaited: Awaited::Request, limit: Duration::from_secs(2) };
+/// let expected = "a request did not arrive within 2s: check that the client connects to this \
+///                 address and port, or wait again";
+/// assert_eq!(error.to_string(), expected);
 /// ```
 #[derive(thiserror::Error)]
 #[non_exhaustive]
@@ -135,10 +148,10 @@ pub enum Error {
     #[error(transparent)]
     Ended(#[from] End),
     /// No event arrived within the limit.
-    #[error("{awaited} did not arrive within {limit:?}")]
+    #[error("{awaited} did not arrive within {limit:?}: {}", awaited.cure())]
     TimedOut {
         /// The event that the caller waited for.
-        awaited: &'static str,
+        awaited: Awaited,
         /// The limit that the caller passed.
         limit: Duration,
     },
@@ -330,7 +343,7 @@ pub enum Error {
     #[error(transparent)]
     Connect(#[from] rdma_qp::Error),
     /// The system refused a file or socket, or the kernel's rdma_cm a call.
-    #[error("the connection manager cannot {tried}: {source}{}", cure(source))]
+    #[error("the connection manager cannot {tried}: {source}; {}", of_system(source))]
     System {
         /// The attempted action.
         tried: &'static str,
@@ -362,39 +375,6 @@ impl Error {
             // The lengths of private data were checked before.
             _ => Self::Ended(end()),
         }
-    }
-}
-
-/// Returns what to do about an error of the system, if this is known.
-fn cure(source: &io::Error) -> &'static str {
-    match source.raw_os_error() {
-        Some(libc::EMFILE | libc::ENFILE) => {
-            "; raise the limit of open files (`ulimit -n`), or close unneeded files"
-        }
-        _ => "",
-    }
-}
-
-/// Returns what to do if a software device with this link layer reaches no other host.
-const fn reached_by(link_layer: LinkLayer) -> &'static str {
-    match link_layer {
-        LinkLayer::INFINIBAND => {
-            "software devices of InfiniBand connect processes of one host; use one of RoCE that listens at an address of the \
-             network (`soft0` with RDMA_SOFT_LISTEN), or an InfiniBand NIC"
-        }
-        _ => {
-            "let the software device listen at an address of the network (RDMA_SOFT_LISTEN, `Builder::listen`), or use a NIC"
-        }
-    }
-}
-
-/// Returns what to do about a rejection, if this is known.
-const fn remedy(reason: Reason) -> &'static str {
-    match reason {
-        Reason::INVALID_SERVICE_ID => {
-            "; check that the server's program listens at this address and port, on the same device and as the same user"
-        }
-        _ => "",
     }
 }
 

@@ -148,7 +148,7 @@ pub mod unmanaged;
 pub use active::{Connecting, Replied, Resolved, Resolving};
 pub use channel::EventChannel;
 pub use connection::{Connection, ConnectionId, Disconnecting, Ended};
-pub use error::{End, Error, Phase};
+pub use error::{Awaited, End, Error, Phase};
 pub use event::{Event, EventKind, IdToken};
 pub use listener::{Accepted, Accepting, ConnectionRequest, Listener};
 pub use options::BindOptions;

@@ -13,7 +13,7 @@ use crate::channel::{EventChannel, end_of};
 use crate::connection::Connection;
 use crate::engine::Handle;
 use crate::engine::managed::Half;
-use crate::error::{End, Error, check_private_data};
+use crate::error::{Awaited, End, Error, check_private_data};
 use crate::event::{Event, IdToken};
 use crate::happening::{Happening, Requested};
 use crate::options::BindOptions;
@@ -109,7 +109,7 @@ impl Listener {
     /// closed. [`Error::Ended`] if the listener is at the address of a device that was removed.
     #[doc(alias = "rdma_get_request")]
     pub fn incoming(&self, limit: Duration) -> Result<ConnectionRequest, Error> {
-        let event = self.handle.wait("a request", limit)?;
+        let event = self.handle.wait(Awaited::Request, limit)?;
         self.request(event).map_err(|event| end_of(event.happening).into())
     }
 }
@@ -277,7 +277,7 @@ impl Accepted {
     /// [`Error::Ended`] if the peer rejected the connection or ended. [`Error::TimedOut`] after the limit. After an
     /// error, the connection is rejected, and the queue pair is destroyed.
     pub fn wait(self, limit: Duration) -> Result<Connection, Error> {
-        let event = self.handle.wait("the client's confirmation", limit)?;
+        let event = self.handle.wait(Awaited::Confirmation, limit)?;
         match self.advance(event) {
             Step::Next(connection) => Ok(connection),
             Step::Failed(error) => Err(error),

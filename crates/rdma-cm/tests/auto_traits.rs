@@ -2,9 +2,9 @@
 
 use rdma_cm::unmanaged::{self, Answered, Group, Id, Parameters, Port, Route};
 use rdma_cm::{
-    Accepted, Accepting, BindOptions, Connecting, Connection, ConnectionId, ConnectionRequest,
-    Disconnecting, End, Ended, Error, Event, EventChannel, EventKind, IdToken, Listener, Phase,
-    Replied, Resolved, Resolving, Step,
+    Accepted, Accepting, Awaited, BindOptions, Connecting, Connection, ConnectionId,
+    ConnectionRequest, Disconnecting, End, Ended, Error, Event, EventChannel, EventKind, IdToken,
+    Listener, Phase, Replied, Resolved, Resolving, Step,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -18,6 +18,7 @@ fn errors_go_to_any_thread() {
 
 #[test]
 fn channels_and_connections_go_to_any_thread() {
+    send_sync::<Awaited>();
     send_sync::<BindOptions>();
     send_sync::<EventChannel>();
     send_sync::<Event>();

@@ -25,8 +25,8 @@
 //! ```
 
 pub use rdma_cm::{
-    Accepted, Accepting, BindOptions, Connecting, Connection, ConnectionId, ConnectionRequest,
-    Counters, Disconnecting, End, Ended, Error, Event, EventChannel, EventKind, IdToken,
-    LibrdmacmError, Listener, Phase, QueuePairError, Reason, Replied, Resolved, Resolving, Step,
-    unmanaged,
+    Accepted, Accepting, Awaited, BindOptions, Connecting, Connection, ConnectionId,
+    ConnectionRequest, Counters, Disconnecting, End, Ended, Error, Event, EventChannel, EventKind,
+    IdToken, LibrdmacmError, Listener, Phase, QueuePairError, Reason, Replied, Resolved, Resolving,
+    Step, unmanaged,
 };

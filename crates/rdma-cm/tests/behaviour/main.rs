@@ -3,6 +3,7 @@
 
 mod common;
 mod connecting;
+mod errors;
 mod groups;
 mod hostile;
 mod kernel;

@@ -48,7 +48,7 @@ mod tests {
             assert!(text(errno).starts_with(expected), "{}", text(errno));
         }
         assert!(text(Errno::EMFILE).contains("`ulimit -n`"));
-        assert!(text(Errno::ENOMEM).ends_with("Cannot allocate memory (os error 12)"));
+        assert!(text(Errno::ENOMEM).contains("Cannot allocate memory (os error 12); free memory"));
     }
 
     #[test]

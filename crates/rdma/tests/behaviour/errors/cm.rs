@@ -1,8 +1,11 @@
 //! Failures of connecting by rdma_cm.
 
+use std::time::Duration;
+
 use rdma::cm::{Accepted, Connecting, End, EventChannel, Listener};
 use rdma::prelude::*;
 use rdma::qp::{CompletionQueue, PreparedQueuePair, QueuePairType};
+use rdma::soft::{Builder, LinkModel, Network};
 
 use super::{LONG, SHORT, domain, says};
 use crate::child::in_child;
@@ -102,6 +105,28 @@ fn the_listener_does_not_answer() {
     let connecting = end.connect(&listener);
     let _undecided = listener.incoming(LONG).unwrap();
     says(connecting.wait(SHORT).unwrap_err());
+}
+
+/// The protocol's limit of 70 s passes in the time of a simulated network.
+#[test]
+fn the_peers_host_does_not_answer() {
+    // Not in this process: other tests list its devices.
+    in_child(
+        "errors::cm::the_peers_host_does_not_answer",
+        |_| {},
+        || {
+            let network = Network::simulated(1);
+            network.set_all_links(LinkModel::cut());
+            let install = |name| Builder::new(name).network(&network).install().unwrap();
+            let _devices = ["errors-near", "errors-far"].map(install);
+            let [near, far] = ["errors-near", "errors-far"].map(CmEnd::new);
+            let table = far.channel.context().gid_table().unwrap();
+            let to = table.iter().find_map(|entry| entry.gid.to_ipv4()).unwrap();
+            let resolved = near.channel.resolve((to, 7471)).unwrap();
+            let connecting = resolved.connect(near.queue_pair(QueuePairType::RC), b"").unwrap();
+            says(connecting.wait(Duration::from_secs(3600)).unwrap_err());
+        },
+    );
 }
 
 #[test]
