@@ -12,7 +12,7 @@ use rdma_cm::unmanaged::{self, Event, Parameters, PortSpace, SidrStatus};
 use rdma_cm::{BindOptions, Connecting, End, Error, EventChannel, Listener, Reason, Step};
 use rdma_mem::Context;
 use rdma_qp::{QueuePairType, prelude::*};
-use rdma_types::{Lid, MaxAckRetries, MaxRnrRetries, Psn, Qpn};
+use rdma_types::{AckTimeout, Lid, MaxAckRetries, MaxRnrRetries, Psn, Qpn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use test_support::program::{dropin, in_own_process_with, is_emulated};
 use test_support::rig::until;
@@ -211,26 +211,32 @@ fn a_listener_at_localhost_rejects_requests_whose_path_leads_to_another_host() {
 }
 
 #[test]
-fn a_request_contains_the_retries_of_its_queue_pair() {
-    in_listening_child("a_request_contains_the_retries_of_its_queue_pair", 2, |own, _| {
-        let (near, far) = (Node::new(&own), Host::new());
-        let server = far.node();
-        let to = SocketAddr::new(far.ip.into(), 0);
-        let bind = unmanaged::bind(&server.channel, PortSpace::Tcp, to, BindOptions::new());
-        let port = bind.unwrap();
-        let _listener = unmanaged::listen(&server.channel, &port).unwrap();
-        let srq = near.pd.create_srq().build().unwrap();
-        let builder = near.pd.create_qp().send_cq(&near.cq).recv_cq(&near.cq).srq(&srq);
-        let builder = builder.max_ack_retries(MaxAckRetries::limited(3).unwrap());
-        let queue_pair = builder.max_rnr_retries(MaxRnrRetries::limited(4).unwrap()).build();
-        let resolved = near.channel.resolve((far.ip, port.number())).unwrap();
-        let _connecting = resolved.connect(queue_pair.unwrap(), b"").unwrap();
-        let event = server.channel.next(Some(LIMIT)).unwrap().unwrap();
-        let (_, event) = unmanaged::event(event);
-        let Event::Requested { parameters, .. } = event else { panic!("{event:?}") };
-        let stated = (parameters.retry_count, parameters.rnr_retry_count, parameters.srq);
-        assert_eq!(stated, (3, 7, true));
-    });
+fn a_request_contains_the_retries_and_the_timeout_of_its_queue_pair() {
+    in_listening_child(
+        "a_request_contains_the_retries_and_the_timeout_of_its_queue_pair",
+        2,
+        |own, _| {
+            let (near, far) = (Node::new(&own), Host::new());
+            let server = far.node();
+            let to = SocketAddr::new(far.ip.into(), 0);
+            let bind = unmanaged::bind(&server.channel, PortSpace::Tcp, to, BindOptions::new());
+            let port = bind.unwrap();
+            let _listener = unmanaged::listen(&server.channel, &port).unwrap();
+            let srq = near.pd.create_srq().build().unwrap();
+            let builder = near.pd.create_qp().send_cq(&near.cq).recv_cq(&near.cq).srq(&srq);
+            let timeout = AckTimeout::limited(17).unwrap();
+            let builder = builder.max_ack_retries(MaxAckRetries::limited(3).unwrap());
+            let builder = builder.ack_timeout(timeout);
+            let queue_pair = builder.max_rnr_retries(MaxRnrRetries::limited(4).unwrap()).build();
+            let resolved = near.channel.resolve((far.ip, port.number())).unwrap();
+            let _connecting = resolved.connect(queue_pair.unwrap(), b"").unwrap();
+            let event = server.channel.next(Some(LIMIT)).unwrap().unwrap();
+            let (_, event) = unmanaged::event(event);
+            let Event::Requested { parameters, route, .. } = event else { panic!("{event:?}") };
+            let stated = (parameters.retry_count, parameters.rnr_retry_count, parameters.srq);
+            assert_eq!((stated, route.ack_timeout), ((3, 7, true), timeout));
+        },
+    );
 }
 
 #[test]

@@ -323,8 +323,10 @@ impl Entry {
     /// Sends the REQ, if there is one. `requests` sends it for an iWARP device.
     pub(super) fn send_request(&mut self, requests: Option<&Requests>) -> Option<Happening> {
         let request = self.request.take()?;
-        // Kernels before Linux 5.1 do not have the option, and offer the path's timeout.
-        let _ = self.id.set_byte(option::ACK_TIMEOUT, request.ack_timeout.code());
+        // Kernels before Linux 5.1 do not have the option, and offer the path's timeout. The queue pair keeps its own.
+        if let Err(errno) = self.id.set_byte(option::ACK_TIMEOUT, request.ack_timeout.code()) {
+            tracing::debug!(%errno, "the kernel offers the peer the path's ACK timeout");
+        }
         self.stage = Stage::Connecting;
         let sent = match requests {
             Some(requests) => requests.send(&self.id, request),
