@@ -2,6 +2,7 @@
 //! libibverbs and librdmacm are those files.
 
 use std::env;
+use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;
 use std::sync::mpsc;
@@ -12,6 +13,7 @@ use rdma_cm::unmanaged::{self, Event, Parameters, PortSpace, SidrStatus};
 use rdma_cm::{BindOptions, Connecting, End, Error, EventChannel, Listener, Reason, Step};
 use rdma_mem::Context;
 use rdma_qp::{QueuePairType, prelude::*};
+use rdma_sys::cm::rdma_cm_event_type;
 use rdma_types::{AckTimeout, Lid, MaxAckRetries, MaxRnrRetries, Psn, Qpn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use test_support::program::{dropin, in_own_process_with, is_emulated};
@@ -459,6 +461,25 @@ fn a_shared_port_is_bound_twice_but_has_one_listener() {
         let _second = Listener::bind_with(&node.channel, (address(), port), shared).unwrap();
         let again = Listener::bind_with(&node.channel, (address(), port), shared);
         assert!(matches!(again, Err(Error::PortInUse { .. })), "{again:?}");
+    });
+}
+
+#[test]
+#[allow(unsafe_code)] // the functions are C's
+fn the_library_has_the_optional_functions_of_the_table() {
+    in_child("the_library_has_the_optional_functions_of_the_table", || {
+        let library = rdma_sys::cm::librdmacm().unwrap();
+        assert_eq!(library.lacking(), []);
+        let mut count = 0;
+        // SAFETY: SAFETY.md F2: the number is valid.
+        let list = unsafe { library.get_devices.unwrap()(&raw mut count) };
+        assert!(count > 0 && !list.is_null());
+        // SAFETY: SAFETY.md F2: the list is that of the library.
+        unsafe { library.free_devices.unwrap()(list) };
+        // SAFETY: SAFETY.md F2: the function accepts any number.
+        let text = unsafe { library.event_str.unwrap()(rdma_cm_event_type::REJECTED) };
+        // SAFETY: SAFETY.md F2: the text is static.
+        assert_eq!(unsafe { CStr::from_ptr(text) }, c"RDMA_CM_EVENT_REJECTED");
     });
 }
 
