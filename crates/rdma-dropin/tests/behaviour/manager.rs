@@ -8,6 +8,8 @@ use crate::c_programs;
 
 /// The header of the distribution's librdmacm, with which the program is compiled.
 const HEADER: &str = "/usr/include/rdma/rdma_cma.h";
+/// The symbols of the library.
+const SYMBOLS: &str = include_str!("../../../rdma-dropin-cm/librdmacm.map");
 
 /// Runs a case of the program. It prints nothing on standard output, and exits with an error if something is wrong.
 fn passes(case: &str) {
@@ -171,12 +173,18 @@ fn an_end_that_needs_options_of_a_vendor_rejects_with_a_reason_of_its_own() {
 
 #[test]
 fn functions_and_addresses_that_the_library_lacks_are_named_once() {
+    // All of rsockets, and the functions of newer versions.
+    let exported = SYMBOLS.lines().filter_map(|line| line.trim().strip_suffix(';'));
+    let of_sockets = exported.filter(|name| name.starts_with('r') && !name.starts_with("rdma_"));
+    let newer = ["rdma_query_addrinfo", "rdma_write_cm_event"];
+    let names: Vec<_> = of_sockets.chain(newer).collect();
+    assert_eq!(names.len(), 27 + 3 + 2, "{names:?}");
     let lines = c_programs::with_program("lacking.c", |mut program| {
-        let output = program.output().unwrap();
+        let output = program.args(&names).output().unwrap();
         let [out, error] =
             [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
         let invalid = "-1 Invalid argument\n".repeat(2);
-        let functions = "-1 Function not implemented\n".repeat(4);
+        let functions = "-1 Function not implemented\n".repeat(4 + names.len());
         assert_eq!(out, format!("{functions}{invalid}-1 No data available\n"));
         error.lines().map(str::to_owned).collect::<Vec<_>>()
     });
@@ -185,7 +193,12 @@ fn functions_and_addresses_that_the_library_lacks_are_named_once() {
     assert!(
         addresses.starts_with("librdmacm: addresses of the family AF_IB are not implemented: ")
     );
-    let functions = ["rsocket", "rrecv", "rdma_resolve_addrinfo"];
+    let mut functions = vec!["rsocket", "rrecv", "rdma_resolve_addrinfo"];
+    names.iter().for_each(|name| {
+        if !functions.contains(name) {
+            functions.push(name);
+        }
+    });
     assert_eq!(lines.len(), functions.len(), "{lines:?}");
     for (line, function) in lines.iter().zip(functions) {
         assert!(line.starts_with(&format!("librdmacm: {function} is not implemented: ")), "{line}");

@@ -1,4 +1,6 @@
-/* Functions and addresses that the librdmacm.so.1 lacks. It needs no header. */
+/* Functions and addresses that the librdmacm.so.1 lacks. It needs no header. The arguments name further functions. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,13 +24,24 @@ static void print(long returned)
 	printf("%ld %s\n", returned, strerror(errno));
 }
 
-int main(void)
+/* Calls a function that reads no argument. Its result is an int, or a number whose lower half is the same. */
+static void call(const char *name)
+{
+	int (*function)(void);
+	*(void **)&function = dlsym(RTLD_DEFAULT, name);
+	errno = 0;
+	print(function ? function() : 0);
+}
+
+int main(int count, char **names)
 {
 	char buffer[8];
 	print(rsocket(2, 1, 0));
 	print(rsocket(2, 1, 0));
 	print(rrecv(0, buffer, sizeof(buffer), 0));
 	print(rdma_resolve_addrinfo(NULL, NULL, NULL, NULL));
+	for (int index = 1; index < count; index++)
+		call(names[index]);
 
 	struct sockaddr_storage address = { .ss_family = AF_IB };
 	struct sockaddr *infiniband = (struct sockaddr *)&address;
