@@ -12,6 +12,7 @@ mod many_files;
 mod options;
 mod orders;
 mod other_hosts;
+mod owners;
 mod parts;
 mod phases;
 mod processes;

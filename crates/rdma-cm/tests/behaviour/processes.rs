@@ -14,18 +14,23 @@ use crate::common::{self, LIMIT, Node, disconnected, is_over_kernel, open};
 use crate::other_hosts::Host;
 
 /// The environment variable that makes a process the other end, with the stage at which it exits.
-const STAGE: &str = "RDMA_TEST_CM_STAGE";
+pub(crate) const STAGE: &str = "RDMA_TEST_CM_STAGE";
 /// The environment variable with the address to which the other end connects.
 const ADDRESS: &str = "RDMA_TEST_CM_ADDRESS";
 /// The environment variable with the address at which the other end's device listens, like that of another host.
-const LISTEN: &str = "RDMA_SOFT_LISTEN";
+pub(crate) const LISTEN: &str = "RDMA_SOFT_LISTEN";
 /// A limit beyond the protocol's limit of 70 s.
 const BEYOND: Duration = Duration::from_secs(300);
 
-/// Returns the command for the other end, which runs the same test.
+/// Returns the command for the other end, which runs the same test of this module.
 fn other_end(test: &str, stage: &str) -> Command {
+    process_at(&format!("processes::{test}"), stage)
+}
+
+/// Returns the command for another process, which runs a test until a stage.
+pub(crate) fn process_at(test: &str, stage: &str) -> Command {
     let mut program = this_program();
-    program.args([&format!("processes::{test}"), "--exact", "--nocapture", "--include-ignored"]);
+    program.args([test, "--exact", "--nocapture", "--include-ignored"]);
     program.env(STAGE, stage).stdin(Stdio::piped()).stdout(Stdio::piped());
     program
 }
@@ -39,18 +44,18 @@ fn exit_at(last: &str, stage: &str) {
     }
 }
 
-fn wait_for_the_test() {
+pub(crate) fn wait_for_the_test() {
     io::stdin().read_to_end(&mut Vec::new()).unwrap();
 }
 
 /// Ends the wait of the other end, and waits until it has exited.
-fn end(mut other: Child) {
+pub(crate) fn end(mut other: Child) {
     drop(other.stdin.take());
     assert!(other.wait().unwrap().success());
 }
 
 /// Listens, and serves one client until the last stage.
-fn serve(last: &str) {
+pub(crate) fn serve(last: &str) {
     let mut node = Node::new(&open("soft0"));
     let host = env::var(LISTEN).unwrap_or_else(|_| "localhost".to_owned());
     let listener = Listener::bind(&node.channel, format!("{host}:0")).unwrap();
@@ -75,14 +80,14 @@ fn start_server(test: &str, stage: &str) -> (Child, u16) {
     started(&mut other_end(test, stage))
 }
 
-fn started(server: &mut Command) -> (Child, u16) {
+pub(crate) fn started(server: &mut Command) -> (Child, u16) {
     let mut server = server.spawn().unwrap();
     let port = read_line(&mut server, "port ");
     (server, port.parse().unwrap())
 }
 
 /// Waits until the other end has printed a line that begins with `prefix`, and returns the rest of the line.
-fn read_line(other: &mut Child, prefix: &str) -> String {
+pub(crate) fn read_line(other: &mut Child, prefix: &str) -> String {
     // After each line that is read, the other end prints no further one until this end continues. The buffer is empty.
     let mut lines = BufReader::new(other.stdout.as_mut().unwrap()).lines().map_while(Result::ok);
     lines.find_map(|line| Some(line.strip_prefix(prefix)?.to_owned())).unwrap()
@@ -207,7 +212,7 @@ fn a_client_that_exits_ends_its_connection() {
 }
 
 /// Returns an address of the loopback interface for the device of another process. The devices of [`Host`] have lower ones.
-fn address_of_other(number: u32) -> Ipv4Addr {
+pub(crate) fn address_of_other(number: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(0x7f00_0000 | (process::id() & 0xffff) << 7 | (120 + number))
 }
 
