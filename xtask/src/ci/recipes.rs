@@ -269,6 +269,15 @@ pub(super) const RXE: &[Step] = &[
         ("RDMA_TEST_CM_SYSTEM", "rxe0"),
         ("RDMA_TEST_CM_IP", "198.18.0.1"),
     ]),
+    tests("cargo test -p rdma-cm --test behaviour -- --ignored --test-threads=1 kernel::").with(&[
+        (
+            "CARGO_TARGET_{HOST}_RUNNER",
+            "{target}/debug/xtask rxe-run --machine --timeout 500 -- \
+                /bin/sh {root}/xtask/src/ci/rxe_ipv6.sh fd00:2::1",
+        ),
+        ("RDMA_TEST_CM_SYSTEM", "rxe0"),
+        ("RDMA_TEST_CM_IP", "fd00:2::1"),
+    ]),
     run("cargo xtask rxe-setup --with siw"),
     run(
         "cargo xtask rxe-run --with siw --timeout 300 -- /bin/sh xtask/src/ci/siw.sh {target}/debug/examples",

@@ -201,13 +201,15 @@ impl Engine {
             check_datagrams(self.context())?;
         }
         let device = || self.context().device().name().to_owned();
-        let at = iwarp::listening_at(self.context(), address.ip());
+        // A link-local address keeps its scope.
+        let mut at = address;
+        at.set_ip(iwarp::listening_at(self.context(), address.ip()));
         let (mut other, mut port) = (None, address.port());
         let begun = self.begin(space, Stage::Listening, |entry| {
             entry.bound = Some(address.ip());
             let id = &entry.id;
             id.set_port_options(options.is_shared, options.is_one_ip_version)?;
-            id.bind((at, address.port()).into())?;
+            id.bind(at)?;
             other = id.check_device(self.context()).err();
             let [own, _] = id.addresses();
             port = own.map_or(port, |own| own.port());
@@ -220,8 +222,8 @@ impl Engine {
             }
             (Err(errno), _) => {
                 let is_own = || {
-                    let any_port = (at, 0).into();
-                    self.begin(space, Stage::Listening, |entry| entry.id.bind(any_port)).is_ok()
+                    at.set_port(0);
+                    self.begin(space, Stage::Listening, |entry| entry.id.bind(at)).is_ok()
                 };
                 Err(listening::not_bound(errno, address, device(), is_own))
             }

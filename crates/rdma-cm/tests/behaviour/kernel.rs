@@ -2,11 +2,14 @@
 //! variables of `common` name. They are ignored, because few machines have such a device: the job `rxe` runs them in
 //! its virtual machine.
 
+use std::net::SocketAddr;
 use std::process::Command;
 
-use rdma_cm::{BindOptions, Error, Listener};
+use rdma_cm::{BindOptions, End, Error, Listener, Reason};
+use rdma_sys::interface_addresses;
 
-use crate::common::{self, Node, address, is_over_kernel, open, system_device};
+use crate::common::{self, LIMIT, Node, address, ended, is_over_kernel, open, system_device};
+use crate::options::serves;
 
 /// Runs the tests whose names contain a text, except some, and checks how many pass.
 fn pass(names: &str, except: &[&str], expected: usize) {
@@ -90,6 +93,10 @@ fn the_kernel_does_the_same_as_the_library() {
         "the_reads_of_both_ends",
     ];
     for test in tests {
+        // On RoCE v2, the kernel joins no groups of IPv6.
+        if test == "members_of_a_group" && address().is_ipv6() {
+            continue;
+        }
         let count = if test == "a_datagram_service" { 2 } else { 1 };
         pass(&format!("library::{test}"), &[], count);
     }
@@ -119,4 +126,71 @@ fn a_port_is_in_use_at_one_address_and_at_all() {
     }
     let error = Listener::bind(&node.channel, "192.0.2.1:7471").unwrap_err();
     assert!(matches!(error, Error::NotOwn { .. }), "{error}");
+}
+
+/// The kernel has room for 128 requests that the program has not received, so each is received at once.
+#[test]
+#[ignore = "it needs the kernel's rdma_cm"]
+fn a_listener_has_128_undecided_requests() {
+    assert!(is_over_kernel());
+    let node = Node::new(&open("soft0"));
+    let listener = node.listen();
+    let resolved = node.channel.resolve(listener.local_address()).unwrap();
+    let connect = || resolved.connect(node.queue_pair(), b"").unwrap();
+    let undecided = [(); 128].map(|()| (connect(), listener.incoming(LIMIT).unwrap()));
+    let End::Rejected { reason, .. } = ended(connect().wait(LIMIT)) else { panic!("not rejected") };
+    assert_eq!(reason, Reason::CONSUMER_DEFINED);
+
+    // A decision makes room.
+    drop(undecided);
+    let _next = connect();
+    let _request = listener.incoming(LIMIT).unwrap();
+}
+
+#[test]
+#[ignore = "it needs the kernel's rdma_cm"]
+fn a_listener_of_one_ip_version_rejects_requests_of_the_other() {
+    assert!(is_over_kernel());
+    let node = Node::new(&open("soft0"));
+    let one = BindOptions::new().with_one_ip_version(true);
+    for (at, options, [by_ipv4, by_ipv6]) in [
+        ("[::]:0", BindOptions::new(), [true, true]),
+        ("[::]:0", one, [false, true]),
+        ("0.0.0.0:0", one, [true, false]),
+    ] {
+        let listener = Listener::bind_with(&node.channel, at, options).unwrap();
+        let expected = if address().is_ipv4() { by_ipv4 } else { by_ipv6 };
+        assert_eq!(serves(&node, &listener, address()), expected, "{at} {options:?}");
+    }
+}
+
+/// Returns the link-local address of the device's interface, with its scope.
+fn link_local() -> SocketAddr {
+    let all = interface_addresses().unwrap();
+    let own = |of: &SocketAddr| of.ip() == address();
+    let interface = &all.iter().find(|it| it.address.as_ref().is_some_and(own)).unwrap().interface;
+    let of_interface = all.iter().filter(|it| it.interface == *interface);
+    let link_local = of_interface.filter_map(|it| match it.address? {
+        SocketAddr::V6(at) if at.ip().is_unicast_link_local() => Some(at),
+        _ => None,
+    });
+    let found = link_local.min().unwrap();
+    assert_ne!(found.scope_id(), 0);
+    found.into()
+}
+
+#[test]
+#[ignore = "it needs the kernel's rdma_cm"]
+fn a_listener_at_a_link_local_address_needs_its_scope() {
+    assert!(is_over_kernel());
+    let (server, client) = (Node::new(&open("soft0")), Node::new(&open("soft0")));
+    let mut address = link_local();
+    let listener = Listener::bind(&server.channel, address).unwrap();
+    address.set_port(listener.local_address().port());
+    let resolved = client.channel.resolve(address).unwrap();
+    let _connecting = resolved.connect(client.queue_pair(), b"").unwrap();
+    assert_eq!(listener.incoming(LIMIT).unwrap().peer_address().ip(), address.ip());
+
+    let error = Listener::bind(&server.channel, (address.ip(), 0)).unwrap_err();
+    assert!(error.to_string().ends_with("Invalid argument (os error 22)"), "{error}");
 }
