@@ -282,6 +282,15 @@ pub(super) const RXE: &[Step] = &[
     run(
         "cargo xtask rxe-run --with siw --timeout 300 -- /bin/sh xtask/src/ci/siw.sh {target}/debug/examples",
     ),
+    tests(
+        "cargo test -p rdma-cm --test behaviour -- --ignored --test-threads=1 \
+            kernel::everything_is_dropped kernel::processes_that_exit",
+    )
+    .with(&[
+        ("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --with siw --timeout 300 --"),
+        ("RDMA_TEST_CM_SYSTEM", "siw0"),
+        ("RDMA_TEST_CM_IP", "198.18.1.1"),
+    ]),
     tests("cargo test -p conformance --test conformance -- siw0::").with(&[
         ("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --with siw --timeout 600 --"),
         ("RDMA_TEST_DEVICES", "siw0"),

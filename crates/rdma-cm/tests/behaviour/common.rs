@@ -14,7 +14,7 @@ use rdma_proto::cm::{CommId, IpCmHeader, PortSpace};
 use rdma_qp::prelude::*;
 use rdma_qp::{CompletionQueue, PollSlot, ReceiveWorkRequest, SendWorkRequest, WorkError};
 use rdma_sys::Verbs;
-use rdma_types::{Gid, Guid, Lid, Mtu, Qpn};
+use rdma_types::{Gid, Guid, Lid, Mtu, Qpn, TransportType};
 use test_support::program::this_program;
 use test_support::rig::pause;
 
@@ -61,6 +61,11 @@ pub(crate) fn system_device() -> Option<String> {
 pub(crate) fn is_over_kernel() -> bool {
     // The drop-in libraries have a device of this name.
     system_device().is_some_and(|device| device != "soft0")
+}
+
+/// Returns true if the device that replaces `soft0` speaks iWARP.
+pub(crate) fn is_iwarp() -> bool {
+    is_over_kernel() && open("soft0").device().transport_type() == TransportType::IWARP
 }
 
 /// Runs the tests whose names contain a text in a process that `prepare` changes, except some, and checks how many
@@ -237,12 +242,18 @@ pub(crate) fn messages_pass(mut client: Node, mut server: Node, listener: &Liste
     assert_eq!(*ended.end(), disconnected(b"", 224));
 }
 
+/// Returns the end of a connection whose peer's process has exited.
+pub(crate) fn vanished() -> End {
+    if is_iwarp() { disconnected(b"", 220) } else { End::Disconnected { private_data: Vec::new() } }
+}
+
 /// Returns the end of a connection by a message with private data of this length. librdmacm sends none. The kernel reports
-/// none.
+/// none, except zeros on iWARP.
 pub(crate) fn disconnected(data: &[u8], length: usize) -> End {
     let mut private_data = match system_device() {
         None => data.to_vec(),
         Some(device) if device == "soft0" => Vec::new(),
+        Some(_) if is_iwarp() => return End::Disconnected { private_data: vec![0; 220] },
         Some(_) => return End::Disconnected { private_data: Vec::new() },
     };
     private_data.resize(length, 0);

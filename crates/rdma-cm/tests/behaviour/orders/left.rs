@@ -8,7 +8,7 @@ use rdma_cm::unmanaged::{self, Id, Parameters, PortSpace};
 use rdma_cm::{BindOptions, Event, EventChannel, IdToken, Listener, Step};
 use rdma_types::{Psn, Qpn};
 
-use crate::common::{LIMIT, Node, system_device};
+use crate::common::{LIMIT, Node, is_iwarp, system_device};
 
 /// Objects that are dropped or forgotten later.
 pub(super) type Left = Vec<Box<dyn Any + Send>>;
@@ -190,6 +190,10 @@ pub(super) fn everything(client: &Node, server: &Node, listener: &Listener) -> L
     let mut left = resolutions(client, at);
     // The request of the last one stays queued.
     left.extend((0..=12).rev().flat_map(|stage| connection(stage, client, server, listener)));
+    if is_iwarp() {
+        // It has neither datagrams nor groups. `unmanaged` has no connections of the system's devices.
+        return left;
+    }
     left.extend((0..=4).flat_map(|stage| query(stage, client, server, at)));
     left.extend(memberships(client));
     let space = if system_device().is_none() {
