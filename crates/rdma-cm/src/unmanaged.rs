@@ -305,7 +305,7 @@ pub fn connect(
 /// waits for the route, for at most 30 s.
 ///
 /// # Errors
-/// Same errors as [`connect`].
+/// Same errors as [`connect`]. [`Error::NoDatagrams`] if the device speaks iWARP.
 pub fn query(
     channel: &EventChannel,
     space: PortSpace,
@@ -318,6 +318,7 @@ pub fn query(
         engine.check_unmanaged()?;
     }
     if engine.is_managed() {
+        engine.check_datagrams()?;
         let ends = (Some(route.source.ip()), route.destination);
         let request = managed::Request::query(route, private_data);
         return Ok(Id(engine.connect_managed(None, ends, request)?));

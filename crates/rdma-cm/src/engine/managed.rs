@@ -110,6 +110,11 @@ impl Engine {
         is_iwarp(self.context())
     }
 
+    /// Returns an error if the device has no datagrams.
+    pub(crate) fn check_datagrams(&self) -> Result<(), Error> {
+        check_datagrams(self.context())
+    }
+
     /// Returns an error if connections of the device pass through the kernel's rdma_cm.
     pub(crate) fn check_unmanaged(&self) -> Result<(), Error> {
         if self.is_managed {

@@ -1,21 +1,26 @@
 //! Cases for connections by address and port. On a device of the system's libibverbs, they pass through the kernel's rdma_cm.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
 use rdma_async::{ConnectionOptions, Driver};
 use rdma_channel::prelude::*;
 use rdma_channel::{Channel, LeftReason, ServerEvent};
+use rdma_cm::unmanaged::{self, Address, PortSpace, Route};
 use rdma_cm::{
-    Accepting, Connection, ConnectionRequest, End, Error, EventChannel, Listener,
-    PreparedQueuePair, Reason, Resolved, unmanaged,
+    Accepting, BindOptions, Connection, ConnectionRequest, End, Error, EventChannel, Listener, Mtu,
+    PreparedQueuePair, Reason, Resolved,
 };
-use rdma_mem::{BufferPool, Context, ProtectionDomain, RemoteMemoryRegion};
+use rdma_mem::{
+    AccessFlags, BufferPool, Context, MemoryWindow, ProtectionDomain, RemoteMemoryRegion,
+    WindowType,
+};
 use rdma_qp::{
-    CompletionQueue, QpState, QueuePairType, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
+    CompletionQueue, QpState, QueuePairType, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
+    WriteWorkRequest,
 };
-use rdma_types::TransportType;
+use rdma_types::{AckTimeout, GidType, TransportType};
 use test_support::rig::connect::iwarp;
 
 use crate::case::cases;
@@ -220,6 +225,23 @@ fn receive(channel: &mut Channel, pd: &ProtectionDomain) -> Vec<u8> {
     region[..length].to_vec()
 }
 
+/// Returns a route from the device to itself.
+fn route_of(node: &Node) -> Route {
+    let gid = Address::Gid(node.channel.context().gid_table().unwrap()[0].gid);
+    let address = SocketAddr::new(node.ip, 9);
+    Route {
+        local: gid,
+        remote: gid,
+        gid_type: GidType::IB,
+        mtu: Mtu::MTU1024,
+        traffic_class: 0,
+        ack_timeout: AckTimeout::default(),
+        source: address,
+        destination: address,
+        is_outside: false,
+    }
+}
+
 fn what_iwarp_lacks_is_refused_by_name(device: &Device) {
     let node = Node::new(device);
     device.needs(is_iwarp(node.channel.context()), "the device does not speak iWARP");
@@ -235,6 +257,19 @@ fn what_iwarp_lacks_is_refused_by_name(device: &Device) {
     named(&node.queue_pair().handshake(endpoint).unwrap_err());
     let group = IpAddr::from([239, 1, 2, 3]);
     named(&unmanaged::join(&node.channel, group, None).unwrap_err());
+    let at = SocketAddr::new(node.ip, 0);
+    let (udp, options) = (PortSpace::Udp, BindOptions::new());
+    named(&unmanaged::bind(&node.channel, udp, at, options).unwrap_err());
+    named(&unmanaged::route(&node.channel, at).unwrap_err());
+    named(&unmanaged::query(&node.channel, udp, &route_of(&node), b"").unwrap_err());
+    // Some NICs have windows. `siw` has none.
+    let region = node.pd.allocate_shared_region(64, AccessFlags::new().with_local_write()).unwrap();
+    if let Err((_, error)) = MemoryWindow::allocate(&region, WindowType::Two) {
+        assert!(matches!(error, rdma_mem::Error::NoWindows { .. }), "{error}");
+    }
+    let access = AccessFlags::new().with_local_write().with_remote_atomic();
+    let error = node.pd.allocate_shared_region(8, access).unwrap_err();
+    assert!(matches!(error, rdma_mem::Error::NoAtomics { .. }), "{error}");
 
     let mut listener = node.pd.create_channel().listen_cm((node.ip, 0)).unwrap();
     let (address, client) = (listener.local_addr(), node.pd.clone());
@@ -245,6 +280,11 @@ fn what_iwarp_lacks_is_refused_by_name(device: &Device) {
     named(&channel.write(WriteWorkRequest::only_immediate(1)).unwrap_err());
     let word = RemoteMemoryRegion::new(0x1000, 8, 1);
     named(&channel.fetch_add(word, 1).unwrap_err());
+    named(&channel.compare_and_swap(word, 1, 2).unwrap_err());
+    let mut memory = node.pd.allocate_region(8).unwrap();
+    let (mut one, mut other) = memory.as_slice_mut().split_at(4);
+    let mut two = [one.scatter_element(), other.scatter_element()];
+    named(&channel.read(ReadWorkRequest::new(&mut two, word)).unwrap_err());
 }
 
 fn a_port_without_a_listener_rejects(device: &Device) {
