@@ -1,9 +1,10 @@
-//! Programs that know only libibverbs, run with the library that `cargo xtask dropin` builds. A test is skipped if its
-//! program is not installed.
+//! Programs that know only libibverbs or librdmacm, run with the libraries that `cargo xtask dropin` builds. A test is
+//! skipped if its program is not installed.
 #![allow(clippy::unwrap_used)] // A failing helper fails its test.
 
 mod action;
 mod c_programs;
+mod channels;
 mod devices;
 mod faults;
 mod library;
