@@ -62,6 +62,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         ["-p", "conformance", "--bin", "interop"],
         ["-p", "rdma-examples", "--example", "rc_pingpong"],
         ["-p", "rdma-examples", "--example", "rping"],
+        ["-p", "rdma-examples", "--example", "cm_channel"],
         ["-p", "rdma-tools", "--bin", "rdmatool"],
     ] {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));

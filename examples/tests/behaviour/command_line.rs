@@ -21,7 +21,7 @@ fn needed(program: &str) -> &'static [&'static str] {
         "network" | "network_barrier_test" | "network_barrier_test_random" => {
             &["network.json", "0"]
         }
-        "rc_pingpong" | "rping" => &["--connect", "127.0.0.1:9"],
+        "cm_channel" | "rc_pingpong" | "rping" => &["--connect", "127.0.0.1:9"],
         _ => &[],
     }
 }

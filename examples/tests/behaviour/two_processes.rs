@@ -51,24 +51,45 @@ fn a_message_is_answered_in_capitals_by_futures() {
     listens.succeed();
 }
 
-/// The processes share a device, or each has a device of its own, which reaches the other by UDP.
-#[test]
-fn texts_are_read_and_written_between_processes_that_know_an_address() {
-    const TEXTS: [&str; 4] = ["--count", "20", "--size", "3000"];
-    let [own, other] = devices_by_udp([1, 2]);
+/// Runs both ends of a program that connects by an address. The processes share a device, or each has a device of its own,
+/// which reaches the other by UDP. Passes the last line of the client and of the server to `check`.
+fn by_address(program: &str, numbers: [u32; 2], options: &[&str], check: impl Fn([String; 2])) {
+    let [own, other] = devices_by_udp(numbers);
     let address = own.split_once("address=").unwrap().1;
     for (at, [serves, asks]) in
         [("127.0.0.1", ["soft0", "soft0"]), (address, [own.as_str(), other.as_str()])]
     {
         let start = |device: &str, role: [&str; 2]| {
-            Process::of(on(&mut command("rping", &[&role[..], &TEXTS].concat()), device))
+            Process::of(on(&mut command(program, &[&role[..], options].concat()), device))
         };
         let mut server = start(serves, ["--listen", &format!("{at}:0")]);
         let address = server.address();
-        let said = start(asks, ["--connect", &address]).succeed();
-        assert!(said.starts_with("20 texts of 3000 bytes"), "{said}");
-        server.succeed();
+        let client = start(asks, ["--connect", &address]).succeed();
+        check([client, server.succeed()]);
     }
+}
+
+#[test]
+fn texts_are_read_and_written_between_processes_that_know_an_address() {
+    let options = ["--count", "20", "--size", "3000"];
+    by_address("rping", [1, 2], &options, |[client, _]| {
+        assert!(client.starts_with("20 texts of 3000 bytes"), "{client}");
+    });
+}
+
+#[test]
+fn messages_are_exchanged_between_processes_that_know_an_address() {
+    by_address("cm_channel", [7, 8], &["--count", "10", "--size", "100"], |lines| {
+        assert_eq!(lines, [(); 2].map(|()| "10 messages of 100 bytes from each end"));
+    });
+}
+
+#[test]
+fn a_peer_whose_messages_have_another_size_is_an_error() {
+    let mut server = Process::example("cm_channel", &["--listen", "127.0.0.1:0"]);
+    let client = Process::example("cm_channel", &["--size", "8", "--connect", &server.address()]);
+    assert!(server.fail().contains("the peer's messages have 8 bytes"));
+    client.fail();
 }
 
 #[test]

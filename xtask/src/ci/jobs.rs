@@ -337,7 +337,7 @@ pub(crate) const JOBS: &[Job] = &[
         name: "rxe",
         about: "failures of programs and cases on SoftRoCE and an iWARP device (in a virtual machine) or over a wire, and of `cargo xtask rxe-setup`",
         tier: Tier::Full,
-        minutes: 29.0,
+        minutes: 33.0,
         needs: &[Need::Tool("apt-get", "it gets the packages of the virtual machine")],
         steps: RXE,
     },

@@ -296,10 +296,8 @@ pub(super) const RXE: &[Step] = &[
         ("RDMA_TEST_DEVICES", "siw0"),
         ("RDMA_TEST_RXE", "off"),
     ]),
-    run(
-        "cargo xtask interop --run 4,1024,0,65536,- --run 6,4096,1,16384,send --run 4,rc,0 \
-            --run 4,cm,0 --run 4,cm,5",
-    ),
+    run("cargo xtask interop --run 4,1024,0,65536,- --run 6,4096,1,16384,send --run 4,rc,0 \
+            --run 4,cm,0 --run 4,cm,5 --run 4,cm-tools,0 --run 4,cm-tools,5"),
     run("cargo xtask interop --ends rxe-soft --run 4,cm,0 --run 4,cm,5 --run 6,cm,0 --run 6,cm,5 \
             --run 4,cm-tools,0 --run 4,cm-tools,5 --run 6,cm-tools,0 --run 6,cm-tools,5"),
 ];

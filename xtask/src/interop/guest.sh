@@ -237,22 +237,40 @@ kernel_listens() {
     done
 }
 
+# addresses FAMILY: stores the addresses of the ends, without and with brackets, and that of localhost.
+addresses() {
+    near_ip=198.18.1.1 far_ip=198.18.1.2 here=198.18.1.1 there=198.18.1.2 localhost=127.0.0.1
+    [ "$1" = 4 ] || near_ip=fd00:1::1 far_ip=fd00:1::2 here=[fd00:1::1] there=[fd00:1::2] localhost=[::1]
+}
+
+# row NAME: prints the outcome of a run, which is in `status`. If it failed, stores this in `all`.
+row() {
+    if [ $status = 0 ]; then
+        echo "$1: passed"
+    else
+        echo "$1: FAILED"
+        tail -n 4 "$work/ours" "$work/tool"
+        all=1
+    fi
+}
+
+# can_connect FAMILY: fails if the ends cannot connect through the kernel's rdma_cm.
+can_connect() {
+    [ "$kind:$1" = rxe-rxe:6 ] || return 0
+    echo "skipped: the kernel finds no route between IPv6 addresses of one host"
+    return 1
+}
+
 # rping FAMILY: runs `rping`, which connects through the kernel's rdma_cm, first as the server and then as the client.
 rping() {
-    [ "$kind:$1" != rxe-rxe:6 ] ||
-        { echo "skipped: the kernel finds no route between IPv6 addresses of one host" && return 0; }
-    near_ip=198.18.1.1 far_ip=198.18.1.2
-    [ "$1" = 6 ] && near_ip=fd00:1::1 far_ip=fd00:1::2
+    can_connect "$1" || return 0
+    addresses "$1"
     tool="timeout -k 1 200 rping -C 20 -S 1000 -V -p"
     ours="timeout -k 1 200 $far $built/examples/rping --device $far_device --count 20 --size 1000"
     $tool 7174 -s -a $near_ip > "$work/tool" 2>&1 &
     tool_here=$!
     kernel_listens $tool_here 7174 || return 1
-    case $near_ip in
-    *:*) where="[$near_ip]" there="[$far_ip]" ;;
-    *) where=$near_ip there=$far_ip ;;
-    esac
-    $ours --connect "$where:7174" > "$work/ours" 2>&1
+    $ours --connect "$here:7174" > "$work/ours" 2>&1
     status=$?
     [ $status = 0 ] || kill $tool_here 2> /dev/null
     wait $tool_here || status=1
@@ -266,16 +284,69 @@ rping() {
     return $status
 }
 
-# cm_tools FAMILY LOSS: runs other programs of librdmacm at both ends, with the kernel's rdma_cm and with the drop-in. Each
-# end is once the server and once the client. `udaddy` runs without loss: its datagrams are not sent again, and its server
-# ends after its answer to a query, which it then cannot repeat.
-cm_tools() {
-    [ $kind = rxe-soft ] || { echo "skipped: both ends use the kernel's rdma_cm" && return 0; }
-    near_ip=198.18.1.1 far_ip=198.18.1.2
-    [ "$1" = 6 ] && near_ip=fd00:1::1 far_ip=fd00:1::2
+# at_localhost FAMILY: runs the example `rping`, which listens at localhost through the kernel's rdma_cm. It must reject
+# librdmacm's `rping` at the far end, and then serve a client of this host.
+at_localhost() {
+    [ $kind = rxe-soft ] || return 0
+    addresses "$1"
+    ours="timeout -k 1 200 $built/examples/rping --device rxe1 --count 2"
+    : > "$work/ours"
+    $ours --listen "$localhost:0" > "$work/ours" 2>&1 &
+    ours_here=$!
+    where=$(listening "$work/ours") || return 1
+    port=${where##*:}
+    status=0 all=0
+    timeout -k 1 200 $far env LD_LIBRARY_PATH="$dropin" rping -c -a $near_ip -p "$port" -C 2 > "$work/tool" 2>&1
+    # The reason is that of a program that rejects. A port without a listener has another one.
+    grep -q 'RDMA_CM_EVENT_REJECTED, error 28' "$work/tool" || status=1
+    row "rping of another host is rejected at localhost"
+    status=0
+    $ours --connect "$localhost:$port" > "$work/tool" 2>&1 || status=1
+    [ $status = 0 ] || kill $ours_here 2> /dev/null
+    wait $ours_here || status=1
+    row "rping of this host is served at localhost"
+    return $all
+}
+
+# cm_channel FAMILY: runs the example `cm_channel` at the far end, as the client of `rdma_server` and `ucmatose` and
+# as the server of `rdma_client`. Those use the kernel's rdma_cm. `rdma_client` does not choose its source, so with
+# rxe-rxe it uses rxe2.
+cm_channel() {
+    can_connect "$1" || return 0
+    addresses "$1"
     near="timeout -k 1 300"
-    ours="$near $far env LD_LIBRARY_PATH=$dropin"
+    ours="$near $far $built/examples/cm_channel --device $far_device"
+    while read -r server bind port messages; do
+        $near $server -p "$port" "$bind" $near_ip > "$work/tool" 2>&1 &
+        tool_here=$!
+        # shellcheck disable=SC2086
+        kernel_listens $tool_here "$port" && $ours --connect "$here:$port" $messages > "$work/ours" 2>&1
+        status=$?
+        [ $status = 0 ] || kill $tool_here 2> /dev/null
+        wait $tool_here || status=1
+        row "$server, client with a channel"
+    done << PROGRAMS
+rdma_server -s 7475
+ucmatose -b 7476 --count 10 --size 100
+PROGRAMS
+    : > "$work/ours"
+    $ours --listen "$there:0" > "$work/ours" 2>&1 &
+    ours_there=$!
+    where=$(listening "$work/ours") && $near rdma_client -p "${where##*:}" -s $far_ip > "$work/tool" 2>&1
+    status=$?
+    [ $status = 0 ] || kill $ours_there 2> /dev/null
+    wait $ours_there || status=1
+    row "rdma_client, server with a channel"
+}
+
+# cm_tools FAMILY LOSS: runs other programs of librdmacm, first with the example at the far end. Then they run at both ends,
+# with the kernel's rdma_cm and with the drop-in. Each end is once the server and once the client. `udaddy` runs without
+# loss: its datagrams are not sent again, and its server ends after its answer to a query, which it then cannot repeat.
+cm_tools() {
     all=0
+    cm_channel "$1"
+    [ $kind = rxe-soft ] || { echo "the rest is skipped: both ends use the kernel's rdma_cm" && return $all; }
+    ours="$near $far env LD_LIBRARY_PATH=$dropin"
     while read -r server client port ends; do
         [ "$2" = 0 ] || [ "$server" != udaddy ] || continue
         option="-p $port"
@@ -304,13 +375,7 @@ cm_tools() {
             fi
             [ $status = 0 ] && [ "$ends" = yes ] || kill $tool_here 2> /dev/null
             wait $tool_here 2> /dev/null || [ "$ends" = no ] || status=1
-            if [ $status = 0 ]; then
-                echo "$client, server with the $listens: passed"
-            else
-                echo "$client, server with the $listens: FAILED"
-                tail -n 4 "$work/ours" "$work/tool"
-                all=1
-            fi
+            row "$client, server with the $listens"
         done
     done << PROGRAMS
 rdma_server rdma_client 7471 yes
@@ -341,7 +406,7 @@ while read -r family mtu loss longest only; do
     cm)
         echo "### $kind, IPv$family, rping, loss $loss %"
         echo
-        rping "$family"
+        rping "$family" && at_localhost "$family"
         ;;
     rc | uc)
         echo "### $kind, IPv$family, ibv_${mtu}_pingpong"
