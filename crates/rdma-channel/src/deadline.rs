@@ -77,8 +77,8 @@ pub(crate) enum Next {
     End,
 }
 
-/// The deadline of a wait. The time starts at the first empty poll, so a call that does not wait does not read the
-/// clock.
+/// The deadline of a wait. The time starts after the first [`POLLS`] empty polls, or before the first rest, so a short wait
+/// does not read the clock. A limit of zero ends at the first empty poll.
 #[derive(Debug)]
 pub(crate) struct Deadline {
     limit: Duration,
@@ -122,7 +122,7 @@ impl Deadline {
     pub(crate) fn next(&mut self, wait: Wait, bound: Option<Bound>) -> Next {
         let (polls, spins) = (self.polls, wait.spins());
         self.polls = polls.saturating_add(1);
-        if polls < spins && !polls.is_multiple_of(POLLS) {
+        if polls < spins && !self.polls.is_multiple_of(POLLS) && !self.limit.is_zero() {
             hint::spin_loop();
             return Next::Poll;
         }
@@ -180,6 +180,16 @@ mod tests {
             });
             assert_eq!(rests.count(), 5000 - wait.spins() as usize, "{wait:?}");
         }
+    }
+
+    #[test]
+    fn a_short_wait_does_not_start_the_time() {
+        let mut deadline = Deadline::new(Duration::from_nanos(1));
+        for _ in 1..POLLS {
+            assert_eq!((deadline.next(Wait::Spin, None), deadline.end()), (Next::Poll, None));
+        }
+        deadline.next(Wait::Spin, None);
+        assert!(deadline.end().is_some());
     }
 
     #[test]

@@ -233,7 +233,8 @@ impl<P: Drive> Session<P> {
                 self.unlock(state);
                 return Ok(ready);
             }
-            let is_busy = state.settle() || state.poll();
+            let has_polled = state.poll();
+            let is_busy = state.settle() || has_polled;
             busy = busy.wrapping_add(u32::from(is_busy));
             if is_busy && !busy.is_multiple_of(TURN) {
                 continue;
@@ -254,11 +255,16 @@ impl<P: Drive> Session<P> {
         }
     }
 
-    /// Polls until there is a completion, or the thread must do something else. Until then, nothing changes the state.
+    /// Polls until a completion was processed, or the thread must do something else. Until then, nothing changes the
+    /// state.
     fn spin(&self, state: &mut State<P>, deadline: &mut Deadline) -> Next {
         loop {
             let next = deadline.next(self.limits.wait, None);
-            if next != Next::Poll || self.is_contended() || state.poll() {
+            if next != Next::Poll || self.is_contended() {
+                return next;
+            }
+            if state.poll() {
+                state.settle();
                 return next;
             }
         }
