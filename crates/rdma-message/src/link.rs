@@ -313,6 +313,11 @@ impl Link {
         }
     }
 
+    /// Returns true if receives are to be posted.
+    pub(crate) fn has_reposts(&self) -> bool {
+        !self.reposts.is_empty()
+    }
+
     /// Returns the outputs that precede all others: receives to post, the hello, and the end.
     pub(crate) fn poll_first(&mut self) -> Option<Output> {
         if let Some((slot, grants)) = self.reposts.pop_front() {
@@ -343,21 +348,23 @@ impl Link {
     }
 
     /// Returns a credit frame or an acknowledgement if one is due, after all data frames.
+    #[inline]
     pub(crate) fn poll_control(&mut self) -> Option<Output> {
+        let is_credit_due = self.is_credit_due();
+        if !is_credit_due && !self.owes_acknowledgement {
+            return None;
+        }
         // One slot stays free for a close frame.
         if !self.is_open() || self.sends.free() <= 1 {
             return None;
         }
-        if self.is_credit_due() {
+        if is_credit_due {
             let transmit = self.post(Body::Credit, Payload::Empty, Use::Control)?;
             self.credit_in_flight = true;
             self.counters.credit_frames = self.counters.credit_frames.wrapping_add(1);
             return Some(Output::Send(transmit));
         }
-        if self.owes_acknowledgement {
-            return self.post(Body::Acknowledge, Payload::Empty, Use::Control).map(Output::Send);
-        }
-        None
+        self.post(Body::Acknowledge, Payload::Empty, Use::Control).map(Output::Send)
     }
 
     fn is_credit_due(&self) -> bool {

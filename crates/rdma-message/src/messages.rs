@@ -107,7 +107,10 @@ impl Messages {
     /// Returns the next instruction or event.
     pub fn poll_output(&mut self) -> Option<Output> {
         let was_open = self.link.is_open();
-        if let Some(output) = self.link.poll_first() {
+        // Before an open link does anything else, it only posts receives.
+        if (!was_open || self.link.has_reposts())
+            && let Some(output) = self.link.poll_first()
+        {
             self.events.extend(self.link.opened_since(was_open));
             return Some(output);
         }
@@ -120,12 +123,14 @@ impl Messages {
         if let Some(output) = self.poll_transmit() {
             return Some(output);
         }
-        let options = &self.link.options;
-        let limits = FetchLimits { reads: options.reads, bytes: options.fetch_bytes };
-        let fetch = self.inbox.next_fetch(limits);
-        self.end_offers();
-        if fetch.is_some() {
-            return fetch;
+        if !self.inbox.is_fetched() {
+            let options = &self.link.options;
+            let limits = FetchLimits { reads: options.reads, bytes: options.fetch_bytes };
+            let fetch = self.inbox.next_fetch(limits);
+            self.end_offers();
+            if fetch.is_some() {
+                return fetch;
+            }
         }
         self.link.poll_control().or_else(|| self.poll_end())
     }
