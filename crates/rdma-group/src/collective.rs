@@ -8,7 +8,7 @@ use crate::schedule::{BarrierAlgorithm, Blocks, Member, Schedule};
 const SHORT_BYTES: usize = 64 << 10;
 
 /// A collective. Its blocks divide the buffer between the ranks.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, missing_docs)] // hidden; the variants are the methods of a group
 pub enum Collective {
     Barrier(BarrierAlgorithm),

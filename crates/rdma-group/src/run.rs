@@ -45,21 +45,37 @@ pub(crate) enum Mismatch {
     Length { found: usize, expected: usize },
 }
 
+/// A schedule with the memory of its messages. Several runs can use it, one after another.
+pub(crate) struct Prepared {
+    schedule: Schedule,
+    /// The ranks with which this rank exchanges messages, in ascending order.
+    peers: Vec<usize>,
+    /// A message that is sent, or data of a long piece that was received.
+    scratch: Vec<u8>,
+}
+
+impl Prepared {
+    pub(crate) fn new(schedule: Schedule) -> Self {
+        let mut peers: Vec<_> = schedule.iter().flatten().map(|it| it.peer).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        Self { schedule, peers, scratch: Vec::new() }
+    }
+}
+
 /// A collective in progress.
 ///
 /// The transfers of a round proceed in pieces. Each piece is sent to all peers before the pieces of the peers are
 /// received.
 pub(crate) struct Run<'a, T> {
     call: Call,
-    schedule: Schedule,
+    prepared: &'a mut Prepared,
     buffer: Elements<'a, T>,
     combine: Option<&'a Combine<'a, T>>,
     round: usize,
     piece: usize,
     /// The number of transfers of the piece that were considered: first all for sends, then all for receives.
     done: usize,
-    /// A message that is sent, or data of a long piece that was received.
-    scratch: Vec<u8>,
 }
 
 impl<'a, T: Pod> Run<'a, T> {
@@ -69,13 +85,13 @@ impl<'a, T: Pod> Run<'a, T> {
     /// The run panics if the schedule has ranges outside the buffer.
     pub(crate) fn new(
         call: Call,
-        schedule: Schedule,
+        prepared: &'a mut Prepared,
         buffer: Elements<'a, T>,
         combine: Option<&'a Combine<'a, T>>,
     ) -> Self {
         // Elements are numbers or bytes. Otherwise, a long one would need a landing, but its block could be short.
         const { assert!(size_of::<T>() <= size_of::<u64>()) };
-        Self { call, schedule, buffer, combine, round: 0, piece: 0, done: 0, scratch: Vec::new() }
+        Self { call, prepared, buffer, combine, round: 0, piece: 0, done: 0 }
     }
 
     /// Returns the part of the transfer's range in the current piece.
@@ -85,7 +101,7 @@ impl<'a, T: Pod> Run<'a, T> {
 
     /// Returns the next step, and takes it as done if it is a send.
     pub(crate) fn next(&mut self) -> Next {
-        while let Some(round) = self.schedule.get(self.round) {
+        while let Some(round) = self.prepared.schedule.get(self.round) {
             let transfers = round.len();
             if self.done == 2 * transfers {
                 self.done = 0;
@@ -124,7 +140,7 @@ impl<'a, T: Pod> Run<'a, T> {
 
     /// Returns the header of a message for the block that this rank sends.
     fn header(&self, form: Form) -> [u8; HEADER_BYTES] {
-        let round = self.schedule.get(self.round);
+        let round = self.prepared.schedule.get(self.round);
         let transfer = round.and_then(|round| round.get(self.done.checked_sub(1)?));
         let block = transfer.map_or(0, |transfer| block_bytes::<T>(transfer) as u64);
         let mut header = [0; HEADER_BYTES];
@@ -140,13 +156,14 @@ impl<'a, T: Pod> Run<'a, T> {
     pub(crate) fn message(&mut self, part: &Range<usize>) -> &[u8] {
         let is_written = self.is_written(part);
         let header = self.header(if is_written { Form::Long } else { Form::Short });
-        self.scratch.clear();
-        self.scratch.extend_from_slice(&header);
+        let Prepared { scratch, .. } = &mut *self.prepared;
+        scratch.clear();
+        scratch.extend_from_slice(&header);
         if !is_written {
             let data = &self.buffer.as_slice()[part.clone()];
-            self.scratch.extend_from_slice(bytemuck::cast_slice(data));
+            scratch.extend_from_slice(bytemuck::cast_slice(data));
         }
-        &self.scratch
+        scratch
     }
 
     /// Returns the message that is sent before a peer has a landing for long pieces.
@@ -209,7 +226,7 @@ impl<'a, T: Pod> Run<'a, T> {
 
     /// Returns the length of the block of each piece that this rank still receives from a peer, in bytes.
     fn blocks_from(&self, peer: usize) -> impl Iterator<Item = usize> {
-        let rounds = self.schedule.iter().enumerate().skip(self.round);
+        let rounds = self.prepared.schedule.iter().enumerate().skip(self.round);
         rounds.flat_map(move |(at, round)| {
             let is_current = at == self.round;
             let first = if is_current { self.piece } else { 0 };
@@ -248,7 +265,7 @@ impl<'a, T: Pod> Run<'a, T> {
         message: &[u8],
         written: impl Fn(usize, &mut [u8]),
     ) -> Result<(), Mismatch> {
-        let Some(round) = self.schedule.get(self.round) else { return Ok(()) };
+        let Some(round) = self.prepared.schedule.get(self.round) else { return Ok(()) };
         let transfer = &round[self.done % round.len()];
         let Some(part) = self.part(transfer) else { return Ok(()) };
         let (found, data) = self.check_call(message)?;
@@ -274,13 +291,14 @@ impl<'a, T: Pod> Run<'a, T> {
         let own = &mut self.buffer.as_mut_slice()[part];
         match (side, self.combine) {
             (Some(side), Some(combine)) if is_written => {
+                let Prepared { scratch, .. } = &mut *self.prepared;
                 let elements = (COMBINED_BYTES / size_of::<T>().max(1)).max(1);
                 let mut start = 0;
                 for own in own.chunks_mut(elements) {
-                    self.scratch.resize(size_of_val(own), 0);
-                    written(start, &mut self.scratch);
-                    start += self.scratch.len();
-                    combine(own, &self.scratch, side);
+                    scratch.resize(size_of_val(own), 0);
+                    written(start, scratch);
+                    start += scratch.len();
+                    combine(own, scratch, side);
                 }
             }
             (Some(side), Some(combine)) => combine(own, data, side),
@@ -293,7 +311,7 @@ impl<'a, T: Pod> Run<'a, T> {
 
     /// Returns the ranks that write long pieces to this rank. A rank may be returned several times.
     pub(crate) fn writers(&self) -> impl Iterator<Item = usize> {
-        let transfers = self.schedule.iter().flatten();
+        let transfers = self.prepared.schedule.iter().flatten();
         let writes =
             |transfer: &&Transfer| transfer.action != Action::Send && is_long::<T>(transfer);
         transfers.filter(writes).map(|transfer| transfer.peer)
@@ -304,11 +322,8 @@ impl<'a, T: Pod> Run<'a, T> {
     }
 
     /// Returns the ranks with which this rank exchanges messages, in ascending order.
-    pub(crate) fn peers(&self) -> Vec<usize> {
-        let mut peers: Vec<_> = self.schedule.iter().flatten().map(|it| it.peer).collect();
-        peers.sort_unstable();
-        peers.dedup();
-        peers
+    pub(crate) fn peers(&self) -> &[usize] {
+        &self.prepared.peers
     }
 }
 

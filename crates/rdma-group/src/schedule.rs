@@ -44,7 +44,7 @@ pub enum Action {
 pub type Schedule = Vec<Vec<Transfer>>;
 
 /// The ranges of a buffer that belong to the ranks of a group, in rank order.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blocks {
     /// The start of each block, and the end of the last one.
     starts: Vec<usize>,

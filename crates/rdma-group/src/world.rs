@@ -166,16 +166,16 @@ impl World {
     ) -> Result<(), Failure> {
         let until = after(self.ranks.limit);
         self.ranks.call = *run.call();
-        let all = self.prepare(connections, &run, until)?;
+        self.prepare(connections, &run, until)?;
         let result = loop {
-            match self.step(connections, &all, &mut run, until) {
+            match self.step(connections, &mut run, until) {
                 Ok(ControlFlow::Continue(())) => {}
                 Ok(ControlFlow::Break(())) => break Ok(()),
                 Err(failure) => break Err(failure),
             }
         };
         match &result {
-            Ok(()) => self.flush(&connections.peers, &all, until),
+            Ok(()) => self.flush(&connections.peers, run.peers(), until),
             // The peer may wait for this rank. It then names both calls, too.
             Err(Failure::Own(Error::Mismatch { rank, .. })) => {
                 let _ = at(&mut connections.peers, *rank)?.messages.post(&run.statement());
@@ -185,26 +185,24 @@ impl World {
         result
     }
 
-    /// Connects to the peers of a run, and opens landings for long blocks. Returns the peers.
+    /// Connects to the peers of a run, and opens landings for long blocks.
     fn prepare<T: Pod>(
         &mut self,
         connections: &mut Connections,
         run: &Run<'_, T>,
         until: Instant,
-    ) -> Result<Vec<usize>, Failure> {
-        let all = run.peers();
-        self.connect(connections, &all, Some(run.call()), until)?;
+    ) -> Result<(), Failure> {
+        self.connect(connections, run.peers(), Some(run.call()), until)?;
         for rank in run.writers() {
             self.open(rank, at(&mut connections.peers, rank)?, until)?;
         }
-        Ok(all)
+        Ok(())
     }
 
-    /// Sends or receives a message of a run with these peers, unless the run is done.
+    /// Sends or receives a message of a run, unless the run is done.
     fn step<T: Pod>(
         &mut self,
         connections: &mut Connections,
-        all: &[usize],
         run: &mut Run<'_, T>,
         until: Instant,
     ) -> Result<ControlFlow<()>, Failure> {
@@ -215,14 +213,14 @@ impl World {
                 let peer = at(peers, rank)?;
                 if run.is_written(&part) {
                     self.write(rank, peer, (run, &part), staged, until)?;
+                    if Instant::now() >= until {
+                        return Err(self.ranks.late(rank));
+                    }
                 }
                 self.send(rank, &peer.messages, run.message(&part), until)?;
-                if Instant::now() >= until {
-                    return Err(self.ranks.late(rank));
-                }
             }
             Next::Receive(rank) => {
-                let message = self.receive_for(rank, (peers, all), run, until)?;
+                let message = self.receive_for(rank, peers, run, until)?;
                 let peer = at(peers, rank)?;
                 if let Some(grant) = peer.pass(rank, &message, run, &self.ranks)? {
                     self.send(rank, &peer.messages, &grant, until)?;
@@ -334,11 +332,11 @@ impl World {
         }
     }
 
-    /// Receives a message of a run with these peers. After a while, looks for a peer that makes another call.
+    /// Receives a message of a run. After a while, looks for a peer that makes another call.
     fn receive_for<T: Pod>(
         &mut self,
         rank: usize,
-        (peers, all): (&mut [Option<Peer>], &[usize]),
+        peers: &mut [Option<Peer>],
         run: &Run<'_, T>,
         until: Instant,
     ) -> Result<Message, Failure> {
@@ -352,7 +350,7 @@ impl World {
                 Some(message) if peer.process(rank, &message, run, &self.ranks)? => {}
                 Some(message) => return Ok(message),
                 None => {
-                    let Some(other) = looks.next(all) else { continue };
+                    let Some(other) = looks.next(run.peers()) else { continue };
                     if other == rank {
                         self.ranks.star.waits(*run.call());
                         // A peer without room for this message has other messages of this rank.

@@ -5,7 +5,7 @@ use crate::collective::Collective;
 use crate::error::Error;
 use crate::group::buffer::Elements;
 use crate::reduction::{Combine, Number, Reduction};
-use crate::run::Run;
+use crate::run::{Prepared, Run};
 use crate::schedule::{BarrierAlgorithm, Blocks, Member};
 
 use bytemuck::Pod;
@@ -19,7 +19,20 @@ pub(crate) struct Members {
     id: u64,
     /// The number of calls.
     generation: u64,
+    /// The last collectives, so that repeated ones need no new schedule.
+    recent: Vec<Recent>,
 }
+
+/// A collective with its schedule, for buffers of this length.
+struct Recent {
+    collective: Collective,
+    len: usize,
+    element_bytes: usize,
+    prepared: Prepared,
+}
+
+/// The maximum number of recent collectives.
+const MOST_RECENT: usize = 4;
 
 /// A collective, and the parts of its [`Call`] that depend on the buffer and the reduction.
 pub(crate) struct Plan {
@@ -64,7 +77,11 @@ impl Plan {
 impl Members {
     /// Returns all ranks of the launcher's group.
     pub(crate) fn all(rank: usize, size: usize) -> Self {
-        Self { ranks: (0..size).collect(), member: Member { rank, size }, id: 0, generation: 0 }
+        Self::new((0..size).collect(), Member { rank, size }, 0)
+    }
+
+    const fn new(ranks: Vec<usize>, member: Member, id: u64) -> Self {
+        Self { ranks, member, id, generation: 0, recent: Vec::new() }
     }
 
     /// Returns a pair for each rank, for [`split`](Self::split). Only the pair of this rank is set.
@@ -86,12 +103,12 @@ impl Members {
         let rank = ranks.iter().position(|(_, rank)| *rank == self.member.rank).unwrap_or(0);
         let member = Member { rank, size: ranks.len() };
         let ranks = ranks.iter().filter_map(|(_, rank)| self.ranks.get(*rank).copied());
-        Self { ranks: ranks.collect(), member, id, generation: 0 }
+        Self::new(ranks.collect(), member, id)
     }
 
     /// Returns a run of a collective, which is the next call of the group. Its peers are ranks of the launcher's group.
     pub(crate) fn start<'a, T: Pod>(
-        &mut self,
+        &'a mut self,
         plan: &Plan,
         buffer: Elements<'a, T>,
         combine: Option<&'a Combine<'a, T>>,
@@ -109,11 +126,32 @@ impl Members {
         };
         self.generation += 1;
         let len = buffer.as_slice().len();
-        let mut schedule = plan.collective.schedule(self.member, len, size_of::<T>());
-        for transfer in schedule.iter_mut().flatten() {
-            transfer.peer = self.ranks.get(transfer.peer).copied().unwrap_or(transfer.peer);
-        }
-        Run::new(call, schedule, buffer, combine)
+        Run::new(call, self.prepared(&plan.collective, len, size_of::<T>()), buffer, combine)
+    }
+
+    /// Returns the schedule of a collective. Its peers are ranks of the launcher's group.
+    fn prepared(
+        &mut self,
+        collective: &Collective,
+        len: usize,
+        element_bytes: usize,
+    ) -> &mut Prepared {
+        let is_same = |it: &Recent| {
+            (it.len, it.element_bytes) == (len, element_bytes) && it.collective == *collective
+        };
+        let at = self.recent.iter().position(is_same).unwrap_or_else(|| {
+            let mut schedule = collective.schedule(self.member, len, element_bytes);
+            for transfer in schedule.iter_mut().flatten() {
+                transfer.peer = self.ranks.get(transfer.peer).copied().unwrap_or(transfer.peer);
+            }
+            if self.recent.len() == MOST_RECENT {
+                self.recent.remove(0);
+            }
+            let (collective, prepared) = (collective.clone(), Prepared::new(schedule));
+            self.recent.push(Recent { collective, len, element_bytes, prepared });
+            self.recent.len() - 1
+        });
+        &mut self.recent[at].prepared
     }
 
     /// Returns the rank in the launcher's group to which this rank connects, and the call. Only two ranks make this call, so

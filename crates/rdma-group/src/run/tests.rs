@@ -96,13 +96,19 @@ fn run_program<T: Number>(
     rng: &mut Rng,
 ) {
     let (size, combine) = (buffers.len(), combine(reduction));
-    let programs = buffers.iter_mut().enumerate().map(|(rank, buffers)| {
-        let runs = buffers.iter_mut().zip(collectives).zip(0..);
-        runs.map(|((buffer, collective), generation)| {
+    let prepare = |(rank, buffers): (usize, &Vec<Vec<T>>)| -> Vec<_> {
+        let member = Member { rank, size };
+        let schedule = |(buffer, collective): (&Vec<T>, &Collective)| {
+            Prepared::new(collective.schedule(member, buffer.len(), size_of::<T>()))
+        };
+        buffers.iter().zip(collectives).map(schedule).collect()
+    };
+    let mut prepared: Vec<_> = buffers.iter().enumerate().map(prepare).collect();
+    let programs = buffers.iter_mut().zip(&mut prepared).map(|(buffers, prepared)| {
+        let runs = buffers.iter_mut().zip(prepared).zip(collectives).zip(0..);
+        runs.map(|(((buffer, prepared), collective), generation)| {
             let call = Call { kind: collective.kind() as u8, generation, ..NO_CALL };
-            let member = Member { rank, size };
-            let schedule = collective.schedule(member, buffer.len(), size_of::<T>());
-            Run::new(call, schedule, Elements::Slice(buffer), Some(&*combine))
+            Run::new(call, prepared, Elements::Slice(buffer), Some(&*combine))
         })
         .collect()
     });
@@ -298,7 +304,8 @@ fn blocks_of_different_lengths_reach_all_ranks() {
         let mut buffers: Vec<_> = (0..size)
             .map(|rank| [sent(rank), vec![u64::MAX; column(rank).iter().sum()]].concat())
             .collect();
-        let runs = buffers.iter_mut().enumerate().map(|(rank, buffer)| {
+        let mut prepared = Vec::new();
+        for (rank, buffer) in buffers.iter_mut().enumerate() {
             // A rank does not send to itself.
             let Collective::AllToAll { sent, received, offset } = call(rank) else {
                 unreachable!()
@@ -306,7 +313,10 @@ fn blocks_of_different_lengths_reach_all_ranks() {
             let into = received.block(rank).start + offset;
             buffer.copy_within(sent.block(rank), into);
             let schedule = call(rank).schedule(Member { rank, size }, buffer.len(), 8);
-            VecDeque::from([Run::new(NO_CALL, schedule, Elements::Slice(buffer), None)])
+            prepared.push(Prepared::new(schedule));
+        }
+        let runs = buffers.iter_mut().zip(&mut prepared).map(|(buffer, prepared)| {
+            VecDeque::from([Run::new(NO_CALL, prepared, Elements::Slice(buffer), None)])
         });
         run_all(runs.collect(), &mut rng);
         for (rank, buffer) in buffers.iter().enumerate() {
@@ -386,9 +396,9 @@ fn received<T: Pod>(run: &mut Run<'_, T>, message: &[u8]) -> Result<(), Mismatch
 
 #[test]
 fn a_message_of_another_call_or_length_is_refused() {
-    let schedule = || Member { rank: 1, size: 2 }.broadcast(0, 2);
+    let mut prepared = Prepared::new(Member { rank: 1, size: 2 }.broadcast(0, 2));
     let mut buffer = [0_u64; 2];
-    let mut run = Run::new(NO_CALL, schedule(), Elements::Slice(&mut buffer), None);
+    let mut run = Run::new(NO_CALL, &mut prepared, Elements::Slice(&mut buffer), None);
     assert!(matches!(run.next(), Next::Receive(0)));
     let later = Call { generation: 1, ..NO_CALL };
     let message = |call: Call, block: u64, data: usize| {
@@ -408,9 +418,9 @@ fn a_message_of_another_call_or_length_is_refused() {
 
 #[test]
 fn a_peer_that_states_another_call_with_the_same_number_is_a_mismatch() {
-    let schedule = Member { rank: 1, size: 2 }.broadcast(0, 2);
+    let mut prepared = Prepared::new(Member { rank: 1, size: 2 }.broadcast(0, 2));
     let mut buffer = [0_u64; 2];
-    let run = Run::new(NO_CALL, schedule, Elements::Slice(&mut buffer), None);
+    let run = Run::new(NO_CALL, &mut prepared, Elements::Slice(&mut buffer), None);
     let check = |call: Call, form: Form| {
         let mut message = call.to_bytes();
         message[Call::FORM_BYTE] = form as u8;
@@ -437,8 +447,9 @@ fn an_early_message_is_compared_with_the_block_in_its_turn() {
         ],
         vec![transfer(1, 0..9, Action::Receive)],
     ];
+    let mut prepared = Prepared::new(schedule);
     let mut buffer = vec![0_u8; long];
-    let mut run = Run::new(NO_CALL, schedule, Elements::Slice(&mut buffer), None);
+    let mut run = Run::new(NO_CALL, &mut prepared, Elements::Slice(&mut buffer), None);
     let blocks = |run: &Run<'_, u8>, peer| run.blocks_from(peer).collect::<Vec<_>>();
     let all = [short, long, short, 9];
     assert_eq!((blocks(&run, 1), blocks(&run, 2)), (all.to_vec(), vec![8]));

@@ -22,7 +22,7 @@ use crate::call::{Call, Kind};
 use crate::collective::Collective;
 use crate::group::buffer::{Buffer, Memory as _};
 use crate::reduction::{Reduction, combine};
-use crate::run::{HEADER_BYTES, is_long};
+use crate::run::{HEADER_BYTES, Prepared, is_long};
 use crate::schedule::{Action, BarrierAlgorithm, Blocks, Member, Schedule, Transfer};
 
 /// The variable that selects the deaths: `all`, or by default three of each collective.
@@ -229,12 +229,12 @@ impl Rank for World {
     fn die_in(&mut self, mut run: Run<'_, u64>, steps: usize, writes: bool) -> Result<(), Error> {
         self.call(|world, connections| {
             let until = after(LIMIT);
-            let all = world.prepare(connections, &run, until)?;
+            world.prepare(connections, &run, until)?;
             for _ in 0..steps {
-                assert!(world.step(connections, &all, &mut run, until)?.is_continue());
+                assert!(world.step(connections, &mut run, until)?.is_continue());
             }
             let Connections { peers, staged, .. } = connections;
-            world.flush(peers, &all, until);
+            world.flush(peers, run.peers(), until);
             if writes {
                 let (rank, part) = next_written(&mut run);
                 world.write(rank, at(peers, rank)?, (&mut run, &part), staged, until)?;
@@ -271,7 +271,8 @@ fn with_run<W: Rank>(
     let elements = if case.registered { buffer.elements() } else { slice.elements() };
     let sum = combine(Reduction::Sum);
     let schedule = case.schedule(world.ranks().own, world.ranks().entries.len());
-    part(world, Run::new(call, schedule, elements, Some(&*sum)))
+    let mut prepared = Prepared::new(schedule);
+    part(world, Run::new(call, &mut prepared, elements, Some(&*sum)))
 }
 
 /// Runs a collective.

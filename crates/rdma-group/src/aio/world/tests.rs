@@ -55,12 +55,12 @@ impl World {
         writes: bool,
     ) -> Result<(), Failure> {
         let until = after(LIMIT);
-        let all = self.prepare(connections, &run, until).await?;
+        self.prepare(connections, &run, until).await?;
         for _ in 0..steps {
-            assert!(self.step(connections, &all, &mut run, until).await?.is_continue());
+            assert!(self.step(connections, &mut run, until).await?.is_continue());
         }
         let Connections { peers, staged, .. } = connections;
-        self.flush(peers, &all, until).await;
+        self.flush(peers, run.peers(), until).await;
         if writes {
             let (rank, part) = next_written(&mut run);
             self.write(rank, at(peers, rank)?, (&mut run, &part), staged, until).await?;
