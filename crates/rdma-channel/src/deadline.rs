@@ -77,8 +77,8 @@ pub(crate) enum Next {
     End,
 }
 
-/// The deadline of a wait. The time starts after the first [`POLLS`] empty polls, or before the first rest, so a short wait
-/// does not read the clock. A limit of zero ends at the first empty poll.
+/// The deadline of a wait. The time starts after the first [`POLLS`] empty polls, or before the first rest, so a short
+/// wait does not read the clock. A limit of zero ends at the first empty poll.
 #[derive(Debug)]
 pub(crate) struct Deadline {
     limit: Duration,

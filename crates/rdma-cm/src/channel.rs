@@ -196,9 +196,9 @@ impl EventChannel {
         self.next_of(|_| true, limit)
     }
 
-    /// Returns the next event of the listeners and connections that `wants` returns true for, like [`next`](Self::next).
-    /// Other events stay queued. So several parts of a program can share a channel. `wants` must use neither the channel
-    /// nor its connections, whose functions would wait for this one.
+    /// Returns the next event of the listeners and connections that `wants` returns true for, like
+    /// [`next`](Self::next). Other events stay queued. So several parts of a program can share a channel. `wants` must
+    /// use neither the channel nor its connections, whose functions would wait for this one.
     ///
     /// # Errors
     /// Same errors as [`next`](Self::next).

@@ -138,6 +138,12 @@ impl<'a, T: Pod> Run<'a, T> {
         self.bytes(part).len() > DATA_BYTES
     }
 
+    /// Returns true if the rank reads the clock after it has sent a part: after each long one, and in one round of 32.
+    pub(crate) fn checks_limit(&self, part: &Range<usize>) -> bool {
+        const ROUNDS: usize = 32;
+        self.is_written(part) || self.round % ROUNDS == ROUNDS - 1
+    }
+
     /// Returns the header of a message for the block that this rank sends.
     fn header(&self, form: Form) -> [u8; HEADER_BYTES] {
         let round = self.prepared.schedule.get(self.round);

@@ -213,11 +213,11 @@ impl World {
                 let peer = at(peers, rank)?;
                 if run.is_written(&part) {
                     self.write(rank, peer, (run, &part), staged, until)?;
-                    if Instant::now() >= until {
-                        return Err(self.ranks.late(rank));
-                    }
                 }
                 self.send(rank, &peer.messages, run.message(&part), until)?;
+                if run.checks_limit(&part) && Instant::now() >= until {
+                    return Err(self.ranks.late(rank));
+                }
             }
             Next::Receive(rank) => {
                 let message = self.receive_for(rank, peers, run, until)?;

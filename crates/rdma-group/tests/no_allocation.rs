@@ -1,5 +1,5 @@
-//! Collectives that are repeated allocate nothing. The test has its own `main`, because the threads of the usual harness
-//! allocate, too.
+//! Collectives that are repeated allocate nothing. The test has its own `main`, because the threads of the usual
+//! harness allocate, too.
 #![allow(clippy::unwrap_used)] // a test
 
 use std::thread;

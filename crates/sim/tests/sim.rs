@@ -77,8 +77,8 @@ fn a_request_of_a_destroyed_queue_pair_may_be_refused() {
     succeed("--workload", "0xd4bd6706a3d8a547");
 }
 
-/// A late copy of a REQ begins a second passive end, after the active end was established with the first. The model once
-/// demanded that the active end confirm the second, too.
+/// A late copy of a REQ begins a second passive end, after the active end was established with the first. The model
+/// once demanded that the active end confirm the second, too.
 #[test]
 fn an_end_that_a_late_copy_of_a_request_begins_may_stay_unanswered() {
     succeed("--connection", "0x4008cad");

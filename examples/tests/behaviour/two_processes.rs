@@ -51,8 +51,8 @@ fn a_message_is_answered_in_capitals_by_futures() {
     listens.succeed();
 }
 
-/// Runs both ends of a program that connects by an address. The processes share a device, or each has a device of its own,
-/// which reaches the other by UDP. Passes the last line of the client and of the server to `check`.
+/// Runs both ends of a program that connects by an address. The processes share a device, or each has a device of its
+/// own, which reaches the other by UDP. Passes the last line of the client and of the server to `check`.
 fn by_address(program: &str, numbers: [u32; 2], options: &[&str], check: impl Fn([String; 2])) {
     let [own, other] = devices_by_udp(numbers);
     let address = own.split_once("address=").unwrap().1;

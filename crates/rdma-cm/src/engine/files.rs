@@ -100,8 +100,8 @@ impl Files {
         Ok(keys.into_iter().filter(|&key| ![TIMER, WAKE].contains(&key)).collect())
     }
 
-    /// Creates a file that is readable once the returned eventfd was set. If it is nested, it is also readable while the
-    /// sockets need a thread.
+    /// Creates a file that is readable once the returned eventfd was set. If it is nested, it is also readable while
+    /// the sockets need a thread.
     pub(super) fn watch(&self, is_nested: bool) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let file = epoll::create(epoll::CreateFlags::CLOEXEC)?;

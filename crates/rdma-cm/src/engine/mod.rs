@@ -1,8 +1,8 @@
 //! The engine of an event channel: its sockets, connections and events.
 //!
-//! No thread belongs to a channel, except for calls in which the kernel waits for an iWARP peer, and for the files of many
-//! connections. A thread that waits for an event processes the messages of all connections. If several threads wait, one of them does this, and the
-//! others sleep until it is done.
+//! No thread belongs to a channel, except for calls in which the kernel waits for an iWARP peer, and for the files of
+//! many connections. A thread that waits for an event processes the messages of all connections. If several threads
+//! wait, one of them does this, and the others sleep until it is done.
 
 mod files;
 mod gateway;

@@ -247,8 +247,8 @@ pub(crate) fn vanished() -> End {
     if is_iwarp() { disconnected(b"", 220) } else { End::Disconnected { private_data: Vec::new() } }
 }
 
-/// Returns the end of a connection by a message with private data of this length. librdmacm sends none. The kernel reports
-/// none, except zeros on iWARP.
+/// Returns the end of a connection by a message with private data of this length. librdmacm sends none. The kernel
+/// reports none, except zeros on iWARP.
 pub(crate) fn disconnected(data: &[u8], length: usize) -> End {
     let mut private_data = match system_device() {
         None => data.to_vec(),

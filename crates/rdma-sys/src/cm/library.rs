@@ -58,8 +58,8 @@ macro_rules! functions {
         /// functions that `rdma-cm` calls are always present. The others of the symbol versions `RDMACM_1.0` to
         /// `RDMACM_1.3` are for programs, and may be absent.
         ///
-        /// The sockets of rsockets (`rsocket`, `repoll_create` …) are left out, because Rust has traits for streams. The
-        /// functions of `RDMACM_1.4` are left out, because the headers of rdma-core 44 do not declare them.
+        /// The sockets of rsockets (`rsocket`, `repoll_create` …) are left out, because Rust has traits for streams.
+        /// The functions of `RDMACM_1.4` are left out, because the headers of rdma-core 44 do not declare them.
         #[derive(Clone, Copy, Debug)]
         #[non_exhaustive]
         pub struct Librdmacm {

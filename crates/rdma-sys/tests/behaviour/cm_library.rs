@@ -1,4 +1,5 @@
-//! The table of librdmacm, with libraries that lack functions. Each test has a process of its own, which loads one library.
+//! The table of librdmacm, with libraries that lack functions. Each test has a process of its own, which loads one
+//! library.
 #![cfg(not(target_feature = "crt-static"))]
 
 use std::env;

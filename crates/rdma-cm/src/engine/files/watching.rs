@@ -2,8 +2,8 @@
 //!
 //! Such a file is readable while any message has arrived for the channel, because no other thread may process it. For
 //! this, the file contains the epoll instance of the channel. The kernel lets 500 others contain an epoll instance, and
-//! only 100 if these are in a further one. So only the first files contain it. Then a thread processes the messages, and
-//! events make the other files readable.
+//! only 100 if these are in a further one. So only the first files contain it. Then a thread processes the messages,
+//! and events make the other files readable.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -40,8 +40,8 @@ impl Watching {
         self.nested.push(Arc::downgrade(file));
     }
 
-    /// Lets a thread call a function whenever the sockets need a thread, until the function returns false. Does nothing if
-    /// there is such a thread.
+    /// Lets a thread call a function whenever the sockets need a thread, until the function returns false. Does nothing
+    /// if there is such a thread.
     pub(in crate::engine) fn process_by_thread(
         &mut self,
         files: &Files,

@@ -25,8 +25,8 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(16), Duration::from_millis(
 const COMPARISON: u32 = 16;
 /// The number of checks per comparison that may find arrivals which the program did not execute.
 const LATE: u32 = 2;
-/// The number of successive checks without arrivals after which the thread sleeps instead. Programs often send in bursts,
-/// and each change of the watch makes the first messages slower.
+/// The number of successive checks without arrivals after which the thread sleeps instead. Programs often send in
+/// bursts, and each change of the watch makes the first messages slower.
 const IDLE: u32 = 64;
 
 /// The watch, as far as programs and the thread share it.
