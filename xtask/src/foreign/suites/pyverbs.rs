@@ -12,6 +12,7 @@ use crate::foreign::installation::Installation;
 use crate::foreign::output::{self, Tests};
 use crate::foreign::process::Process;
 use crate::foreign::report::{Outcome, Row};
+use crate::foreign::two_hosts;
 
 /// The folder with the tests. Some files are compressed.
 const TESTS: &str = "usr/share/doc/rdma-core/tests";
@@ -32,6 +33,16 @@ const ADDRESS: (&str, &str) = (
     RDMATestCase._get_ip_mac = _get_ip_mac\n",
 );
 
+/// The addition to the same file for the tests of librdmacm between two network namespaces, and how many must pass.
+const HOSTS: (&str, usize) = (include_str!("../programs/pyverbs_hosts.py"), 9);
+
+/// The variable with the FIFO through which the other namespace arrives.
+const OTHER_HOST: &str = "RDMA_TEST_OTHER_HOST";
+
+/// The program in the other namespace. It writes the file of its namespace into the FIFO, and ends once that was read.
+const OTHER: &str = "import os; fifo = os.environ[\"RDMA_TEST_OTHER_HOST\"]; f = open(fifo, \"w\"); \
+                     f.write(f\"/proc/{os.getpid()}/ns/net\"); f.close(); open(fifo).read()";
+
 /// The tests of librdmacm that fail on the software devices, each with the reason. They count as skipped.
 const EXPECTED_FAILURES: &[(&str, &str)] = &[
     ("test_rdmacm_async_multicast_traffic", MULTICAST),
@@ -50,6 +61,7 @@ const SKIPS: &[(&str, &str)] = &[
     ("Device memory is not supported", "memory of the device"),
     ("doesn't have net interface", "librdmacm, tested apart"),
     (MULTICAST, "multicast groups of two processes at one address"),
+    ("The test kills its processes", "two processes for all tests"),
     ("Allocating dmabuf is not supported by /dev/dri", "a GPU of the machine"),
     ("There are no DRM devices", "a GPU of the machine"),
     ("cuda-python", "a GPU of the machine"),
@@ -107,7 +119,32 @@ pub(super) fn run(
     for &(device, gid, _) in DEVICES {
         run_on((device, gid), &format!("{device}, librdmacm"), selected, least, EXPECTED_FAILURES);
     }
+    if two_hosts::can_run()? {
+        file.write_all(HOSTS.0.as_bytes())?;
+        row.case("soft0, librdmacm, two hosts", || on_two_hosts(installation, &runner));
+    }
     Ok(())
+}
+
+/// Runs the tests of librdmacm with their ends in two network namespaces.
+fn on_two_hosts(installation: &Installation, runner: &Path) -> Result<Outcome> {
+    const SOCKET: &str = "@pyverbs-hosts$";
+    let (device, gid, _) = DEVICES[0];
+    let (selected, _) = MANAGER;
+    let fifo = runner.with_file_name("other_host");
+    // One of a run that was killed.
+    let _ = fs::remove_file(&fifo);
+    let runner = &*runner.to_string_lossy();
+    let tests = ["/usr/bin/python3", runner, "--dev", device, "--gid", gid, "--port", "1"];
+    let tests = [&tests[..], &["--verbose"], selected].concat();
+    let lines = [&tests[..], &["/usr/bin/python3", "-c", OTHER]];
+    let lines = lines.map(|words| words.iter().map(|&word| word.to_owned()).collect());
+    let mut environment = installation.environment();
+    environment.push((OTHER_HOST, fifo.to_string_lossy().into_owned()));
+    let ended = Process::start(&two_hosts::words(SOCKET, &lines, true), &environment)?.end()?;
+    ensure!(ended.succeeded(), "{ended}");
+    let tests = output::unittest(&ended.output).and_then(|tests| accepted(tests, HOSTS.1));
+    tests.map(Outcome::Tests).with_context(|| ended.to_string())
 }
 
 /// Moves the unreliable tests from the failed to the skipped ones.
