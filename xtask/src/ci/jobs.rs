@@ -58,6 +58,18 @@ impl Job {
     }
 }
 
+const FOREIGN_NEEDS: &[Need] = &[
+    Need::Tool("apt-get", "it gets the packages with the programs"),
+    Need::Tool("cc", "apt-get install gcc libc6-dev"),
+    Need::Tool("ip", "apt-get install iproute2"),
+    Need::Path("/usr/bin/python3", "apt-get install python3-minimal"),
+    // The last need, because it downloads the packages.
+    Need::Works(
+        "cargo xtask foreign --obtain",
+        "it downloads the packages with the programs; check the network and apt's sources",
+    ),
+];
+
 const RUSTFMT: Need = Need::Works("cargo fmt --version", "rustup component add rustfmt");
 
 pub(crate) const JOBS: &[Job] = &[
@@ -346,17 +358,7 @@ pub(crate) const JOBS: &[Job] = &[
         about: "failures of other projects' programs and tests (pyverbs, perftest, UCX, libfabric, fio) with the drop-in library",
         tier: Tier::Both,
         minutes: 2.9,
-        needs: &[
-            Need::Tool("apt-get", "it gets the packages with the programs"),
-            Need::Tool("cc", "apt-get install gcc libc6-dev"),
-            Need::Tool("ip", "apt-get install iproute2"),
-            Need::Path("/usr/bin/python3", "apt-get install python3-minimal"),
-            // The last need, because it downloads the packages.
-            Need::Works(
-                "cargo xtask foreign --obtain",
-                "it downloads the packages with the programs; check the network and apt's sources",
-            ),
-        ],
+        needs: FOREIGN_NEEDS,
         // This job runs where namespaces are usually allowed, so it also runs the tests of two hosts.
         steps: &[
             run("cargo xtask foreign"),
@@ -364,6 +366,14 @@ pub(crate) const JOBS: &[Job] = &[
                 "cargo test -p rdma-group -p rdma-dropin --test behaviour -- namespaces:: pods::",
             ),
         ],
+    },
+    Job {
+        name: "foreign-full",
+        about: "failures of other projects' programs that connect by address, with all option sets, also over UDP and between two network namespaces (librdmacm, perftest, libfabric, fio, sideway)",
+        tier: Tier::Full,
+        minutes: 8.0,
+        needs: FOREIGN_NEEDS,
+        steps: &[run("cargo xtask foreign --full rdmacm applications sideway")],
     },
     Job {
         name: "advisories",
