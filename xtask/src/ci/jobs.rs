@@ -371,7 +371,7 @@ pub(crate) const JOBS: &[Job] = &[
         name: "foreign-full",
         about: "failures of other projects' programs that connect by address, with all option sets, also over UDP and between two network namespaces (librdmacm, perftest, libfabric, fio, sideway)",
         tier: Tier::Full,
-        minutes: 8.0,
+        minutes: 4.0,
         needs: FOREIGN_NEEDS,
         steps: &[run("cargo xtask foreign --full rdmacm applications sideway")],
     },
