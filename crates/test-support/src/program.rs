@@ -103,6 +103,8 @@ pub fn dropin() -> &'static Path {
             |name: &String| name.starts_with("CARGO_TARGET_") && name.ends_with("_RUNNER");
         let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         names.filter(is_runner).for_each(|name| _ = cargo.env_remove(name));
+        // A library that is compiled with a sanitizer has symbols that only its programs define.
+        cargo.env_remove("RUSTC_WORKSPACE_WRAPPER");
         let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo");
         let [said, failure] =
             [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));

@@ -156,7 +156,7 @@ pub(super) const STALLS: &[Step] = &[
     tests("cargo test -p conformance --test conformance").with(STALLED),
     tests("cargo test --lib --tests -p rdma-soft").with(STALLED),
     tests(
-        "cargo test --lib --test behaviour -p rdma-mem -p rdma-qp \
+        "cargo test --lib --test behaviour -p rdma-mem -p rdma-qp -p rdma-cm \
             -p rdma-channel -p rdma-connect -p rdma-async -p rdma",
     )
     .with(STALLED),
@@ -398,7 +398,7 @@ pub(super) const ASAN_FULL: &[Step] = &[
     run("cargo build --profile test -p rdma-examples --examples").with(ADDRESS),
     tests(
         "cargo test --no-fail-fast --lib --bins --tests --examples \
-            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p rdma-async -p rdma-examples \
+            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-cm -p rdma-channel -p rdma-async -p rdma-examples \
             -p copy_file -p hello -p rdma-tools -p conformance \
             -- --skip no_case_compiles --skip is_not_forgotten --skip more_memory_than_the_process \
             --skip device::faults::faults_are_the_same",

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
 use std::process::Command;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use rdma_mem::Context;
@@ -147,8 +147,12 @@ unsafe extern "C" fn destroy_id(id: *mut rdma_cm_id) -> c_int {
 
 /// Returns an engine whose calls pass the gate, as those of an iWARP device.
 pub(super) fn engine(context: &Context) -> Arc<Engine> {
-    let library = Box::leak(Box::new(*real()));
-    (library.create_id, library.connect, library.destroy_id) = (create_id, connect, destroy_id);
+    static LIBRARY: OnceLock<Librdmacm> = OnceLock::new();
+    let library = LIBRARY.get_or_init(|| {
+        let mut library = *real();
+        (library.create_id, library.connect, library.destroy_id) = (create_id, connect, destroy_id);
+        library
+    });
     let engine = Engine::open(context).unwrap();
     let requests = Some(Requests::open().unwrap());
     let managed = Managed::with(Channel::open_with(library).unwrap(), requests);
