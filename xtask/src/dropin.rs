@@ -51,7 +51,7 @@ const RDMACM: Library = Library {
     soname: "librdmacm.so.1",
     map: "crates/rdma-dropin-cm/librdmacm.map",
     reference: "crates/rdma-dropin-cm/symbols/rdma-core-44.txt",
-    max_bytes: 1_100_000,
+    max_bytes: 1_200_000,
     needed: &[IBVERBS.soname],
 };
 

@@ -78,7 +78,8 @@ pub(crate) enum Next {
 }
 
 /// The deadline of a wait. The time starts after the first [`POLLS`] empty polls, or before the first rest, so a short
-/// wait does not read the clock. A limit of zero ends at the first empty poll.
+/// wait does not read the clock. A limit of zero ends at the first empty poll, and another end after up to
+/// [`POLLS`] of them.
 #[derive(Debug)]
 pub(crate) struct Deadline {
     limit: Duration,
@@ -120,12 +121,17 @@ impl Deadline {
     /// Returns the next action after an empty poll. When the time starts, `bound` replaces the end and the limit of
     /// this deadline if it ends earlier.
     pub(crate) fn next(&mut self, wait: Wait, bound: Option<Bound>) -> Next {
-        let (polls, spins) = (self.polls, wait.spins());
-        self.polls = polls.saturating_add(1);
-        if polls < spins && !self.polls.is_multiple_of(POLLS) && !self.limit.is_zero() {
+        self.polls = self.polls.saturating_add(1);
+        let is_due = self.polls.is_multiple_of(POLLS) || self.limit.is_zero();
+        if self.polls <= wait.spins() && !is_due {
             hint::spin_loop();
             return Next::Poll;
         }
+        self.check(wait, bound)
+    }
+
+    /// Returns the next action, like [`next`](Self::next), but always reads the clock. The last poll need not be empty.
+    pub(crate) fn check(&mut self, wait: Wait, bound: Option<Bound>) -> Next {
         let now = Instant::now();
         if self.end.is_none() {
             self.end = now.checked_add(self.limit);
@@ -136,7 +142,7 @@ impl Deadline {
         let left = self.end.map(|end| end.saturating_duration_since(now));
         match left {
             Some(Duration::ZERO) => Next::End,
-            _ if polls < spins => Next::Poll,
+            _ if self.polls <= wait.spins() => Next::Poll,
             _ => Next::Rest(left),
         }
     }

@@ -41,7 +41,7 @@ impl Resolving {
     /// then pass the event to [`advance`](Self::advance). The first call opens two files.
     ///
     /// # Errors
-    /// [`Error::System`] if the process cannot open another file.
+    /// [`Error::System`] if the process cannot open another file, or start a thread.
     pub fn file(&self) -> Result<Arc<OwnedFd>, Error> {
         self.handle.engine.file_of(self.handle.token, false)
     }
@@ -233,7 +233,7 @@ impl Connecting {
     /// must then pass the connection's event to [`advance`](Self::advance). The first call opens two files.
     ///
     /// # Errors
-    /// [`Error::System`] if the process cannot open another file.
+    /// [`Error::System`] if the process cannot open another file, or start a thread.
     pub fn file(&self) -> Result<Arc<OwnedFd>, Error> {
         self.handle.engine.file_of(self.handle.token, false)
     }

@@ -26,15 +26,16 @@ const ONLY_PORT: u8 = 1;
 ///
 /// Clones are cheap, and are the same channel. All methods can be called from several threads.
 ///
-/// The channel has no thread, except for calls in which the kernel waits for an iWARP peer. It also starts one if the
-/// program polls the [files](crate::Connecting::file) of more than 32 connections. Messages of its connections
-/// are processed while a thread waits in [`next`](Self::next) or in a `wait` method. So a program must wait, or poll
-/// the channel's [file](AsFd), while it has connections. Otherwise its peers receive no answers, and their requests
-/// fail after about a minute.
+/// Messages of its connections are processed while a thread waits in [`next`](Self::next) or in a `wait` method. So a
+/// program must wait, or poll the channel's [file](AsFd), while it has connections. Otherwise its peers receive no
+/// answers, and their requests fail after about a minute. The channel has threads of its own in two cases only. If the
+/// program polls the [files](crate::Connecting::file) of more than 32 connections, one thread processes messages. Calls
+/// in which the kernel waits for an iWARP peer have a thread each.
 ///
 /// A forked child cannot use the channel and its connections: calls return [`Error::Memory`]. Dropping them in the child
 /// does nothing. But a peer learns that the parent has exited only once the child has exited, or executed a program. A
-/// port is also in use until then.
+/// port is also in use until then. If another thread was opening a channel or binding a port during the fork, the child
+/// must do neither, because it would wait for that thread.
 ///
 /// # Examples
 /// ```
@@ -198,7 +199,7 @@ impl EventChannel {
 
     /// Returns the next event of the listeners and connections that `wants` returns true for, like
     /// [`next`](Self::next). Other events stay queued. So several parts of a program can share a channel. `wants` must
-    /// use neither the channel nor its connections, whose functions would wait for this one.
+    /// use neither the channel nor its connections, because their functions would wait for this one.
     ///
     /// # Errors
     /// Same errors as [`next`](Self::next).

@@ -164,7 +164,7 @@ impl ConnectionId {
     /// For a connection of this host, it is the connection's socket. For others, the first call opens two files.
     ///
     /// # Errors
-    /// [`Error::System`] if the process cannot open another file.
+    /// [`Error::System`] if the process cannot open another file, or start a thread.
     pub fn file(&self) -> Result<Arc<OwnedFd>, Error> {
         self.handle.engine.file_of(self.handle.token, true)
     }

@@ -248,7 +248,7 @@ impl Accepted {
     /// pass the connection's event to [`advance`](Self::advance). The first call opens two files.
     ///
     /// # Errors
-    /// [`Error::System`] if the process cannot open another file.
+    /// [`Error::System`] if the process cannot open another file, or start a thread.
     pub fn file(&self) -> Result<Arc<OwnedFd>, Error> {
         self.handle.engine.file_of(self.handle.token, false)
     }

@@ -138,7 +138,7 @@ impl<'a, T: Pod> Run<'a, T> {
         self.bytes(part).len() > DATA_BYTES
     }
 
-    /// Returns true if the rank reads the clock after it has sent a part: after each long one, and in one round of 32.
+    /// Returns true if the rank reads the clock after it has sent a part: after each long one, and in every 32nd round.
     pub(crate) fn checks_limit(&self, part: &Range<usize>) -> bool {
         const ROUNDS: usize = 32;
         self.is_written(part) || self.round % ROUNDS == ROUNDS - 1

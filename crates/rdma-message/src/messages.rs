@@ -107,7 +107,7 @@ impl Messages {
     /// Returns the next instruction or event.
     pub fn poll_output(&mut self) -> Option<Output> {
         let was_open = self.link.is_open();
-        // Before an open link does anything else, it only posts receives.
+        // For an open link, `poll_first` only posts receives.
         if (!was_open || self.link.has_reposts())
             && let Some(output) = self.link.poll_first()
         {

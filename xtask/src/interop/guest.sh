@@ -340,7 +340,7 @@ PROGRAMS
 }
 
 # cm_tools FAMILY LOSS: runs other programs of librdmacm, first with the example at the far end. Then they run at both ends,
-# with the kernel's rdma_cm and with the drop-in. Each end is once the server and once the client. Two pairs run without
+# with the kernel's rdma_cm and with the drop-in. Each end runs as the server and as the client. Two pairs run without
 # loss. `udaddy` does not repeat its datagrams, and its server ends after its answer to a query. `rdma_server` and
 # `rdma_client` end although an acknowledgement may be lost. SoftRoCE then repeats the peer's message without end
 # (docs/rxe-differences.md, seven-retries-are-endless).

@@ -240,7 +240,7 @@ impl<P: Drive> Session<P> {
                 continue;
             }
             let next = match is_busy {
-                true => deadline.next(self.limits.wait, None),
+                true => deadline.check(self.limits.wait, None),
                 false => self.spin(&mut state, deadline),
             };
             state = match next {

@@ -368,9 +368,12 @@ impl Engine {
         }
         let engine = Arc::downgrade(self);
         let process = move || {
-            // A closed channel still processes messages.
-            let next = engine.upgrade().map(|engine| engine.next(|_| false, NOW));
-            matches!(next, Some(Ok(_) | Err(Error::Closed)))
+            let engine = engine.upgrade()?;
+            match engine.next(|_| false, NOW) {
+                // A closed channel still processes messages.
+                Ok(_) | Err(Error::Closed) => Some(engine.locked().has_waiter),
+                Err(_) => None,
+            }
         };
         let started = state.watching.process_by_thread(&self.files, process);
         started.map_err(Error::system("watch a connection"))?;
@@ -468,6 +471,10 @@ impl Engine {
         }
         self.expire_outside(state, now);
         self.set_timer(state);
+        // The timer no longer wakes the thread that waits for it.
+        if state.has_new {
+            self.wake(state);
+        }
     }
 
     fn receive(&self, state: &mut State, token: u64, now: Time) {

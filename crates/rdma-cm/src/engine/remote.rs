@@ -179,10 +179,12 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
     use std::time::Duration;
 
     use rdma_proto::cm::PortSpace;
-    use rdma_proto::cm::wire::Reason;
+    use rdma_proto::cm::wire::{Reason, Timeout};
     use rdma_soft::Builder;
     use rdma_types::{Psn, Qpn};
 
@@ -207,6 +209,13 @@ mod tests {
         unmanaged::connect(from, PortSpace::Tcp, &route, &own, b"").unwrap()
     }
 
+    /// Makes the managers of a channel forget all connections.
+    fn restart(channel: &EventChannel, settings: &Settings) {
+        let state = channel.engine().locked();
+        let gateways = state.gateways.values();
+        gateways.for_each(|it| it.manage(|manager| *manager = Manager::new(settings)));
+    }
+
     /// Returns the next event of a channel. The other one processes messages meanwhile.
     fn next(of: &EventChannel, other: &EventChannel) -> Event {
         for _ in 0..60_000 {
@@ -224,13 +233,9 @@ mod tests {
         let port = unmanaged::bind(&far, PortSpace::Tcp, to, BindOptions::new()).unwrap();
         to.set_port(port.number());
         let _listener = unmanaged::listen(&far, &port).unwrap();
+        let settings = Settings::new(near.context().device().guid(), 5, 5);
         // Without this, an ID is the same again after 2^20 others.
-        let restart = || {
-            let state = near.engine().locked();
-            let gateways = state.gateways.values();
-            let settings = Settings::new(near.context().device().guid(), 5, 5);
-            gateways.for_each(|it| it.manage(|manager| *manager = Manager::new(&settings)));
-        };
+        let restart = || restart(&near, &settings);
         drop(request(&near, to));
         restart();
         let ended = request(&near, to);
@@ -250,5 +255,32 @@ mod tests {
         assert!(matches!(next(&near, &far), Event::Replied { .. }));
         later.establish().unwrap();
         assert!(matches!(next(&far, &near), Event::Established { .. }));
+    }
+
+    #[test]
+    fn a_waiting_thread_gets_the_event_of_a_timer_that_another_thread_handles() {
+        let ((near, _), (_far, mut to)) = (host(3), host(4));
+        to.set_port(7471);
+        drop(request(&near, to));
+        let guid = near.context().device().guid();
+        let mut settings = Settings::new(guid, 5, 5);
+        settings.longest_timeout = Timeout::from_code(5).unwrap();
+        restart(&near, &settings);
+        for round in 0..50 {
+            let _id = request(&near, to);
+            let is_done = AtomicBool::new(false);
+            let event = thread::scope(|threads| {
+                threads.spawn(|| {
+                    while !is_done.load(Ordering::Relaxed) {
+                        assert!(near.next_of(|_| false, Some(Duration::ZERO)).unwrap().is_none());
+                    }
+                });
+                let event = near.next(Some(Duration::from_secs(60)));
+                is_done.store(true, Ordering::Relaxed);
+                event.unwrap()
+            });
+            let end = event.map(|event| unmanaged::event(event).1);
+            assert!(matches!(end, Some(Event::Ended(_))), "round {round}: {end:?}");
+        }
     }
 }

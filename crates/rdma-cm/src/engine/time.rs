@@ -94,8 +94,8 @@ impl Engine {
         }
     }
 
-    /// Calls a function, and then updates the program's file, even if the function panics. Not before: an event that is
-    /// found at once does not make the file readable.
+    /// Calls a function, and then updates the program's file, even if the function panics. So an event that is found at
+    /// once does not make the file readable.
     fn find<T>(&self, state: &mut State, find: impl FnOnce(&mut State) -> T) -> T {
         let update = Update { engine: self, state };
         find(&mut *update.state)

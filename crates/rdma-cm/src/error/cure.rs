@@ -18,6 +18,11 @@ pub(super) fn of_system(source: &io::Error) -> &'static str {
         Some(libc::EACCES | libc::EPERM) => {
             "check the permissions of /dev/infiniband, and the system calls that the container allows"
         }
+        Some(libc::EINVAL) => {
+            "if the address is link-local, add its scope, as in fe80::1%eth0; otherwise, look for the cause in the kernel's \
+             log (`dmesg`)"
+        }
+        Some(libc::EAGAIN) => "raise the limit of processes and threads (`ulimit -u`)",
         _ => "look for the cause in the kernel's log (`dmesg`)",
     }
 }

@@ -192,5 +192,5 @@ fn a_listener_at_a_link_local_address_needs_its_scope() {
     assert_eq!(listener.incoming(LIMIT).unwrap().peer_address().ip(), address.ip());
 
     let error = Listener::bind(&server.channel, (address.ip(), 0)).unwrap_err();
-    assert!(error.to_string().ends_with("Invalid argument (os error 22)"), "{error}");
+    assert!(error.to_string().contains("add its scope"), "{error}");
 }

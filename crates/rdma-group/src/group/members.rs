@@ -151,7 +151,10 @@ impl Members {
             self.recent.push(Recent { collective, len, element_bytes, prepared });
             self.recent.len() - 1
         });
-        &mut self.recent[at].prepared
+        // The last used collective comes last.
+        self.recent[at..].rotate_left(1);
+        let last = self.recent.len() - 1;
+        &mut self.recent[last].prepared
     }
 
     /// Returns the rank in the launcher's group to which this rank connects, and the call. Only two ranks make this call, so

@@ -264,7 +264,7 @@ fn many_clients_connect_at_a_time() {
         for ends in Ends::both() {
             let listener = ends.listen().await;
             let address = listener.local_addr();
-            // The kernel lets an epoll instance contain the files of only 100, if they contain another one.
+            // An epoll instance can be in at most 100 others that are themselves in a further one.
             let mut kept = Vec::new();
             for _ in 0..4 {
                 let clients: Vec<_> = (0..30)

@@ -1,16 +1,16 @@
 //! The files that a program polls for single connections.
 //!
-//! Such a file is readable while any message has arrived for the channel, because no other thread may process it. For
-//! this, the file contains the epoll instance of the channel. The kernel lets 500 others contain an epoll instance, and
-//! only 100 if these are in a further one. So only the first files contain it. Then a thread processes the messages,
-//! and events make the other files readable.
+//! Such a file is readable while any message has arrived for the channel, because no other thread may process it. So the
+//! file contains the epoll instance of the channel. The kernel lets 500 others contain an epoll instance, and only 100 if
+//! these are in a further one. So only the first files contain it. For the other files, a thread processes the messages,
+//! and events make the files readable.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::thread;
 
 use rdma_sys::{Process, SignalsBlocked};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, Result, fcntl_dupfd_cloexec};
 
 use super::{Files, set};
@@ -18,6 +18,10 @@ use super::{Files, set};
 /// The maximum number of files that contain the epoll instance of their channel. The program may nest them further. The
 /// kernel has lower limits for that.
 const MOST_NESTED: usize = 32;
+
+/// The time for which the thread leaves the sockets to another thread, which may have no processor to receive what has
+/// arrived.
+const LEAVE: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// The files of single connections.
 #[derive(Default)]
@@ -40,14 +44,14 @@ impl Watching {
         self.nested.push(Arc::downgrade(file));
     }
 
-    /// Lets a thread call a function whenever the sockets need a thread, until the function returns false. Does nothing
-    /// if there is such a thread.
+    /// Starts a thread, unless there is one. It calls a function whenever the sockets need a thread, until the function
+    /// returns `None`. The function returns whether another thread waits for the sockets.
     pub(in crate::engine) fn process_by_thread(
         &mut self,
         files: &Files,
-        process: impl FnMut() -> bool + Send + 'static,
+        process: impl FnMut() -> Option<bool> + Send + 'static,
     ) -> Result<()> {
-        if self.thread.is_some() {
+        if self.thread.as_ref().is_some_and(Stop::is_running) {
             return Ok(());
         }
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -70,6 +74,13 @@ struct Stop {
     process: Process,
 }
 
+impl Stop {
+    /// Returns true if the thread has not ended, for example after a failed system call.
+    fn is_running(&self) -> bool {
+        Arc::strong_count(&self.bell) > 1
+    }
+}
+
 impl Drop for Stop {
     fn drop(&mut self) {
         if self.process.is_current() {
@@ -78,18 +89,25 @@ impl Drop for Stop {
     }
 }
 
-fn run((inner, bell): (OwnedFd, Arc<OwnedFd>), mut process: impl FnMut() -> bool) {
+fn run((inner, bell): (OwnedFd, Arc<OwnedFd>), mut process: impl FnMut() -> Option<bool>) {
+    let mut leaves = false;
     loop {
-        let mut files = [&inner, &*bell].map(|file| PollFd::new(file, PollFlags::IN));
-        match poll(&mut files, None) {
+        let mut files = [&*bell, &inner].map(|file| PollFd::new(file, PollFlags::IN));
+        let polled = match leaves {
+            true => poll(&mut files[..1], Some(&LEAVE)),
+            false => poll(&mut files, None),
+        };
+        match polled {
             Ok(_) | Err(Errno::INTR) => {}
             Err(_) => return,
         }
-        let [_, is_stopped] = files.map(|file| !file.revents().is_empty());
-        if is_stopped || !process() {
+        let [is_stopped, _] = files.map(|file| !file.revents().is_empty());
+        if is_stopped {
             return;
         }
-        // Another thread may be about to receive what has arrived.
-        thread::yield_now();
+        match process() {
+            Some(has_waiter) => leaves = has_waiter,
+            None => return,
+        }
     }
 }

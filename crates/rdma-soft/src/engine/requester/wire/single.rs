@@ -60,7 +60,7 @@ impl<P: Near> SendSide<P> {
         if !sent {
             return false;
         }
-        // The clock is read only now, so that the message does not wait for that.
+        // The clock is read only now, to send the message sooner.
         protocol.has_sent_alone(wire::time(own.adapter.fabric.clock.now()));
         wire.arm(own);
         self.push(request, payload);
