@@ -181,7 +181,7 @@ mod tests {
     use std::net::SocketAddr;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use rdma_proto::cm::PortSpace;
     use rdma_proto::cm::wire::{Reason, Timeout};
@@ -266,7 +266,7 @@ mod tests {
         let mut settings = Settings::new(guid, 5, 5);
         settings.longest_timeout = Timeout::from_code(5).unwrap();
         restart(&near, &settings);
-        for round in 0..50 {
+        for round in 0..1000 {
             let _id = request(&near, to);
             let is_done = AtomicBool::new(false);
             let event = thread::scope(|threads| {
@@ -275,8 +275,10 @@ mod tests {
                         assert!(near.next_of(|_| false, Some(Duration::ZERO)).unwrap().is_none());
                     }
                 });
-                let event = near.next(Some(Duration::from_secs(60)));
+                let (begin, limit) = (Instant::now(), Duration::from_secs(60));
+                let event = near.next(Some(limit));
                 is_done.store(true, Ordering::Relaxed);
+                assert!(begin.elapsed() < limit, "nothing woke the thread");
                 event.unwrap()
             });
             let end = event.map(|event| unmanaged::event(event).1);
