@@ -32,10 +32,10 @@ const ONLY_PORT: u8 = 1;
 /// program polls the [files](crate::Connecting::file) of more than 32 connections, one thread processes messages. Calls
 /// in which the kernel waits for an iWARP peer have a thread each.
 ///
-/// A forked child cannot use the channel and its connections: calls return [`Error::Memory`]. Dropping them in the child
-/// does nothing. But a peer learns that the parent has exited only once the child has exited, or executed a program. A
-/// port is also in use until then. If another thread was opening a channel or binding a port during the fork, the child
-/// must do neither, because it would wait for that thread.
+/// A forked child cannot use the channel and its connections: calls return [`Error::Memory`]. Dropping them in the
+/// child does nothing. But a peer learns that the parent has exited only once the child has exited, or executed a
+/// program. A port is also in use until then. The child must not open a channel or bind a port if another thread
+/// was doing so during the fork. It could wait for that thread.
 ///
 /// # Examples
 /// ```

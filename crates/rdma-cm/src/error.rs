@@ -52,7 +52,7 @@ pub enum End {
     },
     /// The peer's process exited, or dropped its end before the connection was established.
     #[error(
-        "the peer's process exited, or dropped its end: check that its program runs, and connect again"
+        "the peer's process exited, or dropped its end: check that its program is running, and connect again"
     )]
     PeerGone,
     /// Too many connections already wait for the listener.
@@ -80,7 +80,7 @@ pub enum End {
     DeviceRemoved,
     /// One end disconnected (`RDMA_CM_EVENT_DISCONNECTED`). The private data has at most 224 bytes. It is empty if the
     /// peer's process exited.
-    #[error("the connection was disconnected")]
+    #[error("the connection was disconnected: connect again")]
     Disconnected {
         /// The peer's private data.
         private_data: Vec<u8>,
@@ -159,7 +159,9 @@ pub enum Error {
     #[error("the event channel was closed: open another one")]
     Closed,
     /// The host name has no address, or is not `host:port`.
-    #[error("the address could not be resolved: {0}; pass `host:port`")]
+    #[error(
+        "the address could not be resolved: {0}; check the name (`getent ahosts NAME`), and pass `host:port`"
+    )]
     Resolve(#[source] io::Error),
     /// The address does not belong to this host, and the device reaches no other host.
     #[error(

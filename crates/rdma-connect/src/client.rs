@@ -188,7 +188,7 @@ impl Client {
 /// Returns the description of the server's answer for the error of a client that did not receive it.
 pub(crate) fn awaited_answer(address: SocketAddr) -> String {
     format!(
-        "answer from the server at {address}: check that it calls `incoming` or `accept`, or `next` of a `Server`. If it \
-         is busy, or other clients fill its backlog, raise `rendezvous_timeout` or try again"
+        "answer from the server at {address}: check that its host is up, and that it calls `incoming` or `accept`, or \
+         `next` of a `Server`. If it is busy, or other clients fill its backlog, raise `rendezvous_timeout` or try again"
     )
 }

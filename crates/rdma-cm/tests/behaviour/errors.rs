@@ -114,7 +114,7 @@ fn errors_of_the_system_have_a_cure() {
 #[test]
 fn ends_name_what_to_do() {
     for (end, cure) in [
-        (End::PeerGone, ": check that its program runs, and connect again"),
+        (End::PeerGone, ": check that its program is running, and connect again"),
         (End::Busy, ": check that its program calls `incoming`, and retry"),
         (End::OtherUser, ": run both ends as the same user"),
         (End::DeviceRemoved, ": open it again once it is back"),

@@ -40,7 +40,7 @@ pub enum ConnectError {
     #[error("the name has no address: give an IP address and a port, such as 192.0.2.1:7471")]
     NoAddress,
     /// No program listens at any of the addresses.
-    #[error("no process is listening on {}: start the server first, and check its address and port", list(.tried))]
+    #[error("no process is listening on {}: start the server first, and check its address and port, and that both ends connect over TCP, or both through rdma_cm (on the same device and as the same user)", list(.tried))]
     NobodyListens {
         /// The addresses that were tried, in order.
         tried: Vec<SocketAddr>,

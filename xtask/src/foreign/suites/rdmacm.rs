@@ -168,9 +168,9 @@ const APPLICATIONS: &[Pair] = &[
     ),
 ];
 
-/// The output of a client that has lost a race. Clients of perftest with RC and UD, and of qperf, have connected before the
-/// server listened. A client of fio has sent before the server posted a receive, and then waits without a limit. A thread
-/// of rping has waited for events after the main thread had destroyed the channel.
+/// The output of a client that has lost a race. Clients of perftest with RC and UD, and of qperf, have connected before
+/// the server listened. A client of fio has sent before the server posted a receive, and then waits without a limit. A
+/// thread of rping has waited for events after the main thread had destroyed the channel.
 const RACES: [&str; 5] = [
     "RDMA_CM_EVENT_REJECTED; error: 8.",
     "RDMA_CM_EVENT_UNREACHABLE; error: 1.",
@@ -264,8 +264,8 @@ fn between_hosts<'a>(
 }
 
 /// Runs a pair. The server of perftest closes its listener after a first connection, and listens again. That of qperf
-/// reports its port before it listens. A client that connects too early is rejected, and does not try again. A client of
-/// fio sends half a second after it has connected, with no retry after an RNR NAK. Its server may still have to post
+/// reports its port before it listens. A client that connects too early is rejected, and does not try again. A client
+/// of fio sends half a second after it has connected, with no retry after an RNR NAK. Its server may still have to post
 /// receives. rping destroys its event channel while its thread may use it. Such a pair is run again.
 fn run_pair(attempt: impl Fn() -> Result<Option<Outcome>>) -> Result<Outcome> {
     for _ in 1..ATTEMPTS {

@@ -159,7 +159,7 @@ fn waits_end_at_their_limits() {
             let error = builder.connect_cm(listener.local_addr()).unwrap_err();
             let ConnectError::Timeout { limit: passed, .. } = error else { panic!("{error}") };
             assert_eq!(passed, limit);
-            assert!(error.to_string().contains("check that it calls `incoming`"), "{error}");
+            assert!(error.to_string().contains("that it calls `incoming`"), "{error}");
         });
     }
 }

@@ -1,9 +1,9 @@
 //! The files that a program polls for single connections.
 //!
-//! Such a file is readable while any message has arrived for the channel, because no other thread may process it. So the
-//! file contains the epoll instance of the channel. The kernel lets 500 others contain an epoll instance, and only 100 if
-//! these are in a further one. So only the first files contain it. For the other files, a thread processes the messages,
-//! and events make the files readable.
+//! Such a file is readable while any message has arrived for the channel, because no other thread may process it. So
+//! the file contains the epoll instance of the channel. The kernel lets 500 others contain an epoll instance, and only
+//! 100 if these are in a further one. So only the first files contain it. For the other files, a thread processes the
+//! messages, and events make the files readable.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -19,8 +19,8 @@ use super::{Files, set};
 /// kernel has lower limits for that.
 const MOST_NESTED: usize = 32;
 
-/// The time for which the thread leaves the sockets to another thread, which may have no processor to receive what has
-/// arrived.
+/// The pause after which the thread looks at the sockets again, if another thread waits for them. That thread may have
+/// no processor yet.
 const LEAVE: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// The files of single connections.
