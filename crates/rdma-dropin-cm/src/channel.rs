@@ -5,10 +5,10 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::{mem, ptr};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_getfl};
@@ -20,6 +20,12 @@ use crate::errors::fail;
 use crate::event::{Content, Waiting};
 use crate::id::{self, Id};
 use crate::semaphore::Semaphore;
+
+/// The channels that were destroyed last, without their files. A thread of the program may be about to wait in one.
+static DESTROYED: Mutex<VecDeque<Arc<Channel>>> = Mutex::new(VecDeque::new());
+
+/// The maximum number of destroyed channels.
+const MOST_DESTROYED: usize = 8;
 
 /// A channel. The program has a pointer to its beginning.
 #[repr(C)]
@@ -65,20 +71,22 @@ impl Channel {
     }
 
     /// Closes the file, unless a call waits for an event. As with the kernel's rdma_cm, such a call then waits until the
-    /// process ends. rping destroys its channel while another thread waits in it.
-    pub(crate) fn close(self: &Arc<Self>) {
-        if self.waits.load(Ordering::Acquire) == 0 {
-            drop(locked(&self.file).take());
-        } else {
+    /// process ends. rping destroys its channel while another thread waits in it, or is about to do so.
+    pub(crate) fn close(self: Arc<Self>) {
+        if self.waits.load(Ordering::Acquire) > 0 {
             // The call has a reference that is not counted.
-            let _ = Arc::into_raw(Arc::clone(self));
+            let _ = Arc::into_raw(self);
+            return;
         }
-    }
-
-    /// Returns the file, which the program does not close while it waits for an event.
-    fn file(&self) -> BorrowedFd<'_> {
-        // SAFETY: the program destroys a channel only after all calls with it have returned (SAFETY.md F1).
-        unsafe { BorrowedFd::borrow_raw(self.shown.fd) }
+        drop(locked(&self.file).take());
+        let events = mem::take(&mut *locked(&self.queue));
+        let oldest = {
+            let mut destroyed = locked(&DESTROYED);
+            destroyed.push_back(self);
+            if destroyed.len() > MOST_DESTROYED { destroyed.pop_front() } else { None }
+        };
+        // The events have IDs, which are dropped without a lock.
+        drop((events, oldest));
     }
 
     /// Adds an event.
@@ -128,8 +136,10 @@ impl Channel {
             if let Some(event) = self.take() {
                 return Ok(event);
             }
-            let flags = fcntl_getfl(self.file()).map_err(Errno::raw_os_error)?;
-            if flags.contains(OFlags::NONBLOCK) {
+            // Without a file, the channel was destroyed.
+            let flags = locked(&self.file).as_ref().map(fcntl_getfl).transpose();
+            let flags = flags.map_err(Errno::raw_os_error)?;
+            if flags.is_some_and(|flags| flags.contains(OFlags::NONBLOCK)) {
                 return Err(libc::EAGAIN);
             }
             self.wakes.wait()?;

@@ -422,9 +422,10 @@ pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut CmId) -> c_int {
     event::acknowledge_last(&id);
     id.wait_acknowledged();
     let state = id.state();
-    if state.is_sync {
-        state.channel.close();
-    }
+    let own = state.is_sync.then(|| Arc::clone(&state.channel));
     drop(state);
+    if let Some(channel) = own {
+        channel.close();
+    }
     0
 }

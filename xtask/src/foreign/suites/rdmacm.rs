@@ -168,15 +168,13 @@ const APPLICATIONS: &[Pair] = &[
     ),
 ];
 
-/// The output of a client that has lost a race. Clients of perftest with RC and UD, and of qperf, have connected before
-/// the server listened. A client of fio has sent before the server posted a receive, and then waits without a limit. A
-/// thread of rping has waited for events after the main thread had destroyed the channel.
-const RACES: [&str; 5] = [
+/// The output of a client that was too early. Clients of perftest with RC and UD, and of qperf, have connected before the
+/// server listened. A client of fio has sent before the server posted a receive, and then waits without a limit.
+const EARLY: [&str; 4] = [
     "RDMA_CM_EVENT_REJECTED; error: 8.",
     "RDMA_CM_EVENT_UNREACHABLE; error: 1.",
     "unexpected event from RDMA CM: Event rejected",
     "cq completion status 13(",
-    "rdma_get_cm_event: Bad file descriptor",
 ];
 /// The number of times that such a pair is run.
 const ATTEMPTS: u32 = 10;
@@ -264,16 +262,16 @@ fn between_hosts<'a>(
 }
 
 /// Runs a pair. The server of perftest closes its listener after a first connection, and listens again. That of qperf
-/// reports its port before it listens. A client that connects too early is rejected, and does not try again. A client
-/// of fio sends half a second after it has connected, with no retry after an RNR NAK. Its server may still have to post
-/// receives. rping destroys its event channel while its thread may use it. Such a pair is run again.
+/// reports its port before it listens. A client that connects too early is rejected, and does not try again. A client of
+/// fio sends half a second after it has connected, with no retry after an RNR NAK. Its server may still have to post
+/// receives. Such a pair is run again.
 fn run_pair(attempt: impl Fn() -> Result<Option<Outcome>>) -> Result<Outcome> {
     for _ in 1..ATTEMPTS {
         if let Some(outcome) = attempt()? {
             return Ok(outcome);
         }
     }
-    attempt()?.with_context(|| format!("the client lost a race in {ATTEMPTS} attempts"))
+    attempt()?.with_context(|| format!("the client was too early in {ATTEMPTS} attempts"))
 }
 
 impl Pair {
@@ -299,7 +297,7 @@ fn line(
     [&program, options.unwrap_or(&[])].concat()
 }
 
-/// Runs a pair in two network namespaces. Returns `None` if the client lost a race.
+/// Runs a pair in two network namespaces. Returns `None` if the client was too early.
 fn attempt_between_hosts(installation: &Installation, pair: &Pair) -> Result<Option<Outcome>> {
     let (port, group) = pair.place()?;
     let lines = [pair.server, pair.client];
@@ -313,7 +311,7 @@ fn attempt_between_hosts(installation: &Installation, pair: &Pair) -> Result<Opt
     let mut environment = installation.environment();
     environment.push(("RDMA_SOFT_RETRY_TIME", RETRY_S.to_owned()));
     let both = Process::start(&words, &environment)?;
-    if both.prints(&RACES) {
+    if both.prints(&EARLY) {
         return Ok(None);
     }
     let both = both.end()?;
@@ -330,7 +328,7 @@ fn attempt_between_hosts(installation: &Installation, pair: &Pair) -> Result<Opt
     check().with_context(|| both.to_string()).map(Some)
 }
 
-/// Runs a server, and a client as soon as the server listens. Returns `None` if the client lost a race.
+/// Runs a server, and a client as soon as the server listens. Returns `None` if the client was too early.
 fn attempt(
     installation: &Installation,
     pair: &Pair,
@@ -350,7 +348,7 @@ fn attempt(
         bail!("the server does not listen\n{}", server.end()?);
     }
     let client = start(pair.client, client)?;
-    if client.prints(&RACES) {
+    if client.prints(&EARLY) {
         return Ok(None); // both processes are killed when they are dropped
     }
     let client = client.end()?;
