@@ -7,7 +7,7 @@ use clap::Parser;
 use rdma::channel::{ChannelBuilder, ScopeError, TransportError};
 use rdma::prelude::*;
 use rdma::qp::WorkErrorClass;
-use rdma_examples_common::{Failure, print, program};
+use rdma_examples_common::{Failure, Role, Side, print, program};
 
 /// Exchanges messages with `rdma_server` or `rdma_client`, which send one of 16 bytes. The client
 /// sends all of its messages before the server answers, as in `ucmatose`.
@@ -34,25 +34,15 @@ pub(crate) struct Arguments {
     wait: u64,
 }
 
-#[derive(Debug, clap::Args)]
-#[group(required = true, multiple = false)]
-struct Role {
-    #[arg(long, value_name = "ADDRESS:PORT", help = "Be the server")]
-    listen: Option<String>,
-    #[arg(long, value_name = "ADDRESS:PORT", help = "Be the client")]
-    connect: Option<String>,
-}
-
 fn main() -> ExitCode {
     program(run)
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let end = End::new(arguments)?;
-    match (&arguments.role.listen, &arguments.role.connect) {
-        (Some(address), _) => end.serve(address),
-        (_, Some(address)) => end.ask(address),
-        _ => Err("give `--listen` or `--connect`".into()),
+    match arguments.role.side() {
+        Side::Server(address) => end.serve(address),
+        Side::Client(address) => end.ask(address),
     }
 }
 

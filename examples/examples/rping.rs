@@ -10,7 +10,7 @@ use rdma::cm::{Connection, EventChannel, Listener};
 use rdma::memory::SharedRegion;
 use rdma::prelude::*;
 use rdma::qp::{CompletionQueue, PollSlot, PreparedQueuePair, QueuePair};
-use rdma_examples_common::{Failure, print, program};
+use rdma_examples_common::{Failure, Role, Side, print, program};
 
 /// Exchanges texts with `rping`, which must get the same count and size. The client advertises a
 /// buffer with a text, which the server reads. Then the client advertises another buffer, to which
@@ -36,15 +36,6 @@ pub(crate) struct Arguments {
     wait: u64,
 }
 
-#[derive(Debug, clap::Args)]
-#[group(required = true, multiple = false)]
-struct Role {
-    #[arg(long, value_name = "ADDRESS:PORT", help = "Be the server")]
-    listen: Option<String>,
-    #[arg(long, value_name = "ADDRESS:PORT", help = "Be the client")]
-    connect: Option<String>,
-}
-
 /// The message in which an end advertises a buffer: its address, its key and its length, in network
 /// byte order. The content of the server's messages does not matter.
 const MESSAGE: usize = 16;
@@ -58,10 +49,9 @@ fn main() -> ExitCode {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let end = End::new(arguments)?;
-    match (&arguments.role.listen, &arguments.role.connect) {
-        (Some(address), _) => end.serve(address),
-        (_, Some(address)) => end.ask(address),
-        _ => Err("give `--listen` or `--connect`".into()),
+    match arguments.role.side() {
+        Side::Server(address) => end.serve(address),
+        Side::Client(address) => end.ask(address),
     }
 }
 

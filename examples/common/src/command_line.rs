@@ -10,6 +10,38 @@ use rdma::device::list_devices;
 /// An error whose message is written for the user.
 pub type Failure = Box<dyn Error + Send + Sync>;
 
+/// The options of a program that connects by address, as a server or as a client.
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = false)]
+pub struct Role {
+    #[arg(long, value_name = "ADDRESS:PORT", help = "Be the server")]
+    listen: Option<String>,
+    #[arg(long, value_name = "ADDRESS:PORT", help = "Be the client")]
+    connect: Option<String>,
+}
+
+/// One end of a connection, with the server's address.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::exhaustive_enums)] // a connection has two ends
+pub enum Side<'a> {
+    /// The program listens at the address.
+    Server(&'a str),
+    /// The program connects to the address.
+    Client(&'a str),
+}
+
+impl Role {
+    /// Returns the end that the options name.
+    #[must_use]
+    pub fn side(&self) -> Side<'_> {
+        match &self.listen {
+            Some(address) => Side::Server(address),
+            // One of both options is present.
+            None => Side::Client(self.connect.as_deref().unwrap_or_default()),
+        }
+    }
+}
+
 /// Runs a program with the options of its command line. Returns the exit status: 0, or 1 after any
 /// error, including wrong options. The result is printed to standard output, and an error to
 /// standard error.

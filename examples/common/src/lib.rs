@@ -8,7 +8,7 @@ pub mod end;
 pub mod out_of_band;
 pub mod reach;
 
-pub use command_line::{Failure, bytes, explain, print, program, warn};
+pub use command_line::{Failure, Role, Side, bytes, explain, print, program, warn};
 
 use rdma::device::Mtu;
 
