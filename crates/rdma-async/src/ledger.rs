@@ -193,7 +193,7 @@ impl Ledger {
     }
 
     /// Puts a new queue pair into an entry that awaits one, and returns true. Returns false if the connection was
-    /// closed in the meantime, or the completion queue has failed.
+    /// closed in the meantime, or its port or the completion queue has failed.
     pub(crate) fn renew(&self, entry: usize, qp: QueuePair, epoch: u32) -> bool {
         // This calls the device, so the lock is not held.
         let port = qp.query().ok().map(|attributes| attributes.port);
@@ -339,14 +339,7 @@ impl Ledger {
     pub(crate) fn close_those_of(&self, port: Option<u8>, reason: CloseReason) {
         let entries = self.lock().entries.len();
         for entry in 0..entries {
-            let is_of = |entry: &mut ConnectionEntry| {
-                let is_of = entry.is_of(port);
-                if is_of {
-                    entry.forbid_renewal();
-                }
-                is_of
-            };
-            if !is_of(self.lock().at(entry)) {
+            if !self.lock().at(entry).note_outage(port) {
                 continue;
             }
             if let Err(error) = self.close_if(entry, reason, |entry| entry.is_of(port)) {

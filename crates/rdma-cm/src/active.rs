@@ -230,12 +230,12 @@ impl Connecting {
     }
 
     /// Returns a file that becomes readable when the answer arrives, or when a thread must process messages. That
-    /// thread calls [`EventChannel::next_of`] for this [`id`](Self::id) with a limit of zero. If there is an event, it
-    /// passes it to [`advance`](Self::advance). Then stop polling this file, which stays readable. An established
-    /// connection has another one ([`ConnectionId::file`](crate::ConnectionId::file)).
+    /// thread calls [`next_of`](crate::EventChannel::next_of) for this [`id`](Self::id) with a limit of zero. If there
+    /// is an event, it passes it to [`advance`](Self::advance). Then stop polling this file, which stays readable. An
+    /// established connection has another one ([`ConnectionId::file`](crate::ConnectionId::file)).
     ///
     /// The first call opens two files. A program with many requests had better poll the file of the channel, and call
-    /// [`EventChannel::next`].
+    /// [`EventChannel::next`](crate::EventChannel::next).
     ///
     /// # Errors
     /// [`Error::System`] if the process cannot open another file, or start a thread.

@@ -73,7 +73,8 @@ impl Connection {
     /// the peer is gone: connect again; [`ConnectError::NumberTaken`] if another task is already reconnecting;
     /// [`ConnectError::Busy`] if the client is already making 64 queue pairs over this control connection, the most
     /// that the server remembers; [`ConnectError::Verbs`] if a queue pair cannot be destroyed, created, or connected;
-    /// [`ConnectError::Io`] if the connection was closed in the meantime, or the completion queue failed.
+    /// [`ConnectError::Io`] if the connection was closed, its port went down, or the completion queue failed in the
+    /// meantime.
     ///
     /// # Examples
     /// ```
@@ -121,9 +122,13 @@ impl Connection {
             within(shared, "`reconnect`", negotiate(&mut negotiation, shared, again, &member.qp));
         let (epoch, qp) = negotiated.await?;
         if !inner.ledger.renew(inner.entry, qp, epoch) {
-            let why = "it was closed in the meantime, or its completion queue has failed";
-            let (tried, source) = ("connecting again".to_owned(), io::Error::other(why));
-            return Err(ConnectError::Io { tried, source });
+            let source = if inner.look(|entry| entry.has_lost_port()) {
+                io::Error::new(io::ErrorKind::NetworkDown, "its port went down in the meantime")
+            } else {
+                let why = "it was closed in the meantime, or its completion queue has failed";
+                io::Error::other(why)
+            };
+            return Err(ConnectError::Io { tried: "connecting again".to_owned(), source });
         }
         inner.check_driver();
         shared.enter(number, inner);

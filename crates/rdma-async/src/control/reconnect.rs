@@ -1,5 +1,6 @@
 //! Repeated attempts to reconnect, after a port was down or until the peer is ready.
 
+use std::io;
 use std::time::Duration;
 
 use rdma_connect::ConnectError;
@@ -175,6 +176,7 @@ const fn is_active(state: PortState) -> bool {
 fn is_temporary(error: &ConnectError) -> bool {
     match error {
         ConnectError::Timeout { .. } | ConnectError::Busy(_) => true,
+        ConnectError::Io { source, .. } => source.kind() == io::ErrorKind::NetworkDown,
         ConnectError::Verbs(error) => match &**error {
             Error::NoSuchGid { .. } | Error::NoGidInNetwork { .. } | Error::Handshake(_) => true,
             error => matches!(error.recovery(), Recovery::Retry | Recovery::Reconnect),
@@ -195,12 +197,14 @@ mod tests {
             ConnectError::Timeout { limit, awaited: "it".to_owned() },
             verbs(Error::NoActivePort { device: "d".to_owned(), ports: vec![PortState::DOWN] }),
             verbs(Error::NoSuchGid { port: 1, index: 3, indexes: Vec::new() }),
+            ConnectError::Io { tried: "it".to_owned(), source: io::ErrorKind::NetworkDown.into() },
         ] {
             assert!(is_temporary(&error), "{error}");
         }
         for error in [
             ConnectError::NoControl,
             ConnectError::NumberTaken { number: 1 },
+            ConnectError::Io { tried: "it".to_owned(), source: io::Error::other("closed") },
             verbs(Error::NoSuchPort { port: 2, count: 1 }),
         ] {
             assert!(!is_temporary(&error), "{error}");

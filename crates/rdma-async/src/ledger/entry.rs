@@ -31,6 +31,18 @@ pub(crate) struct Arrived {
     pub(crate) success: WorkSuccess,
 }
 
+/// Whether a new queue pair may enter an entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Renewal {
+    /// None is expected, or the connection was closed in the meantime.
+    #[default]
+    None,
+    /// One is about to enter.
+    Expected,
+    /// One was about to enter, but its port went down.
+    LostPort,
+}
+
 /// An entry of a ledger, with or without a connection.
 ///
 /// The device may use the contents of the slots until the queue pair is destroyed, so the queue pair is destroyed
@@ -59,8 +71,7 @@ pub(crate) struct ConnectionEntry {
     has_lost: bool,
     /// Whether the provider has refused to destroy the queue pair.
     has_refused: bool,
-    /// Whether a new queue pair is about to enter. Reset when the connection is closed.
-    expects_renewal: bool,
+    renewal: Renewal,
     /// Messages that arrived for dropped receives, in order.
     arrived: VecDeque<Arrived>,
     /// The number of operations that wait for a slot, per queue.
@@ -106,22 +117,40 @@ impl ConnectionEntry {
         (self.ended_before, self.epoch) = (self.closed.take(), epoch);
         (self.qpn, self.peer, self.port) = (qp.qpn(), qp.peer().map(PeerAddress::from), port);
         (self.qp, self.draining) = (Some(qp), None);
-        (self.has_lost, self.has_refused, self.expects_renewal) = (false, false, false);
+        (self.has_lost, self.has_refused, self.renewal) = (false, false, Renewal::None);
     }
 
     /// Records that a new queue pair is about to enter.
     pub(crate) const fn expect_renewal(&mut self) {
-        self.expects_renewal = true;
+        self.renewal = Renewal::Expected;
+    }
+
+    /// Records that a port has failed, or everything if `port` is `None`. Returns true if the connection is concerned.
+    /// A new queue pair may then not enter.
+    pub(crate) fn note_outage(&mut self, port: Option<u8>) -> bool {
+        let is_of = self.is_of(port);
+        match port {
+            _ if !is_of => {}
+            None => self.forbid_renewal(),
+            Some(_) if self.renewal == Renewal::Expected => self.renewal = Renewal::LostPort,
+            Some(_) => {}
+        }
+        is_of
+    }
+
+    /// Returns true if the port went down while a new queue pair was about to enter.
+    pub(crate) fn has_lost_port(&self) -> bool {
+        self.renewal == Renewal::LostPort
     }
 
     /// Records that the connection was closed, so that no new queue pair may enter.
     pub(crate) const fn forbid_renewal(&mut self) {
-        self.expects_renewal = false;
+        self.renewal = Renewal::None;
     }
 
     /// Returns true if a new queue pair can enter.
-    pub(crate) const fn can_renew(&self) -> bool {
-        self.is_gone() && self.expects_renewal
+    pub(crate) fn can_renew(&self) -> bool {
+        self.is_gone() && self.renewal == Renewal::Expected
     }
 
     /// Returns true if the provider has refused to destroy the queue pair, and no further attempt has been made.

@@ -129,3 +129,26 @@ fn a_refused_waiter_passes_on_its_wake_up() {
     drop(connection);
     end(rig);
 }
+
+/// The port may go down again before a connection is renewed. The renewal then fails, but another one may succeed.
+#[test]
+fn a_port_that_goes_down_during_a_renewal_is_no_close() {
+    let rig = Rig::new();
+    let connection = rig.connect([1, 1]);
+    connection.close().unwrap();
+    let inner = connection.inner();
+    let state = || inner.look(|entry| (entry.can_renew(), entry.has_lost_port()));
+    inner.look(|entry| entry.expect_renewal());
+    assert_eq!(state(), (true, false));
+    inner.ledger.close_those_of(Some(1), CloseReason::Port { port: 1 });
+    assert_eq!(state(), (false, true));
+    inner.look(|entry| entry.expect_renewal());
+    assert_eq!(state(), (true, false));
+    inner.ledger.close_those_of(Some(1), CloseReason::Port { port: 1 });
+    connection.close().unwrap();
+    assert_eq!(state(), (false, false), "the program closed the connection");
+    inner.ledger.close_those_of(Some(1), CloseReason::Port { port: 1 });
+    assert_eq!(state(), (false, false));
+    drop(connection);
+    end(rig);
+}
