@@ -229,14 +229,16 @@ mod tests {
 
     #[test]
     fn an_ended_connection_does_not_touch_a_later_one_with_its_communication_id() {
-        let ((near, _), (far, mut to)) = (host(1), host(2));
+        let ((near, own), (far, mut to)) = (host(1), host(2));
         let port = unmanaged::bind(&far, PortSpace::Tcp, to, BindOptions::new()).unwrap();
         to.set_port(port.number());
         let _listener = unmanaged::listen(&far, &port).unwrap();
+        // With a listener, the channel has a manager.
+        let port = unmanaged::bind(&near, PortSpace::Tcp, own, BindOptions::new()).unwrap();
+        let _other = unmanaged::listen(&near, &port).unwrap();
         let settings = Settings::new(near.context().device().guid(), 5, 5);
         // Without this, an ID is the same again after 2^20 others.
         let restart = || restart(&near, &settings);
-        drop(request(&near, to));
         restart();
         let ended = request(&near, to);
         let requested = |event| match event {
