@@ -234,7 +234,8 @@ impl Drop for Member {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::net::Ipv4Addr;
     use std::sync::mpsc;
     use std::thread;
     use std::time::Duration;
@@ -244,11 +245,17 @@ mod tests {
 
     use super::*;
 
+    /// Opens a new device that is alone at an address of the loopback interface. Each number belongs to one device.
+    pub(in crate::engine) fn host(number: u32) -> (Context, Ipv4Addr) {
+        let ip = Ipv4Addr::from_bits(0x7f80_0000 | (std::process::id() & 0xffff) << 6 | number);
+        let name = format!("alone{number}");
+        Builder::new(&name).gids([]).listen(ip.to_string()).install().unwrap();
+        (rdma_mem::open_device(&name).unwrap(), ip)
+    }
+
     #[test]
     fn a_member_in_a_forked_child_does_not_wait_for_threads_of_its_parent() {
-        let ip = std::net::Ipv4Addr::from_bits(0x7fc0_0000 | std::process::id() & 0xffff);
-        Builder::new("hub0").gids([]).listen(ip.to_string()).install().unwrap();
-        let context = rdma_mem::open_device("hub0").unwrap();
+        let (context, _) = host(5);
         let mut member = Member::join(&context).unwrap();
         let hub = Arc::clone(&member.as_ref().unwrap().hub);
         let routes = locked(&hub.routes);

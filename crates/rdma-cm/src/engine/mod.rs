@@ -338,7 +338,7 @@ impl Engine {
         if let Some(file) = state.file(token, is_established) {
             return Ok(file);
         }
-        let is_nested = self.may_nest(&mut state)?;
+        let is_nested = self.nests_next_file(&mut state)?;
         let (file, bell) =
             self.files.watch(is_nested).map_err(Error::system("watch a connection"))?;
         if state.events.iter().any(|(of, _)| *of == token) {
@@ -360,9 +360,10 @@ impl Engine {
         Ok(file)
     }
 
-    /// Returns true if another file may contain the channel's epoll instance. Otherwise, a thread processes messages.
-    /// The time of a simulated network passes only in threads of the program.
-    fn may_nest(self: &Arc<Self>, state: &mut State) -> Result<bool, Error> {
+    /// Returns true if the next file of a connection contains the channel's epoll instance. Otherwise, starts a thread
+    /// that processes messages, unless there is one. The time of a simulated network passes only in threads of the
+    /// program.
+    fn nests_next_file(self: &Arc<Self>, state: &mut State) -> Result<bool, Error> {
         if state.watching.may_nest() || self.is_simulated() {
             return Ok(true);
         }

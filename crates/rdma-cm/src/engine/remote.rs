@@ -185,21 +185,17 @@ mod tests {
 
     use rdma_proto::cm::PortSpace;
     use rdma_proto::cm::wire::{Reason, Timeout};
-    use rdma_soft::Builder;
     use rdma_types::{Psn, Qpn};
 
     use super::*;
     use crate::channel::EventChannel;
+    use crate::engine::hub::tests::host;
     use crate::options::BindOptions;
     use crate::unmanaged::{self, Event, Id, Parameters};
 
-    /// Opens a channel of a device that is alone at an address of the loopback interface.
-    fn host(last: u32) -> (EventChannel, SocketAddr) {
-        let ip =
-            std::net::Ipv4Addr::from_bits(0x7f80_0000 | (std::process::id() & 0xffff) << 6 | last);
-        let name = format!("ids{last}");
-        Builder::new(&name).gids([]).listen(ip.to_string()).install().unwrap();
-        let context = rdma_mem::open_device(&name).unwrap();
+    /// Opens a channel of a new device, and returns it with the device's address.
+    fn channel(number: u32) -> (EventChannel, SocketAddr) {
+        let (context, ip) = host(number);
         (EventChannel::open(&context).unwrap(), (ip, 0).into())
     }
 
@@ -229,7 +225,7 @@ mod tests {
 
     #[test]
     fn an_ended_connection_does_not_touch_a_later_one_with_its_communication_id() {
-        let ((near, own), (far, mut to)) = (host(1), host(2));
+        let ((near, own), (far, mut to)) = (channel(1), channel(2));
         let port = unmanaged::bind(&far, PortSpace::Tcp, to, BindOptions::new()).unwrap();
         to.set_port(port.number());
         let _listener = unmanaged::listen(&far, &port).unwrap();
@@ -261,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_waiting_thread_gets_the_event_of_a_timer_that_another_thread_handles() {
-        let ((near, _), (_far, mut to)) = (host(3), host(4));
+        let ((near, _), (_far, mut to)) = (channel(3), channel(4));
         to.set_port(7471);
         drop(request(&near, to));
         let guid = near.context().device().guid();
