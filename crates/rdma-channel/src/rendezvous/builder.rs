@@ -66,9 +66,9 @@ impl Channel {
 }
 
 impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
-    /// The bytes to send to the other end, at most 1,024. The server's program [reads](crate::Incoming::user_bytes) a
-    /// client's bytes before it accepts the client. A listener's [`accept`](ChannelListener::accept) answers with the
-    /// listener's own bytes. Default: none.
+    /// The bytes to send to the other end, at most 1,024. Through rdma_cm, a client sends at most 52, and a server 192.
+    /// The server's program [reads](crate::Incoming::user_bytes) a client's bytes before it accepts the client. A
+    /// listener's [`accept`](ChannelListener::accept) answers with the listener's own bytes. Default: none.
     ///
     /// # Examples
     /// ```

@@ -18,10 +18,10 @@ use crate::ledger::watch::Watch;
 
 /// A client of a [`ChannelListener`](crate::ChannelListener) that waits for `accept` or `reject`.
 ///
-/// The client's queue pair is already connected to a queue pair of this server, so [`accept`](Self::accept) does not
-/// wait. If this value is dropped without an answer, the client is notified that it was rejected.
+/// Over TCP, the client's queue pair is already connected to a queue pair of this server, so [`accept`](Self::accept)
+/// does not wait. If this value is dropped without an answer, the client is notified that it was rejected.
 ///
-/// By rdma_cm (`listen_cm`), `accept` connects the queue pair instead, and waits for the client's confirmation.
+/// Through rdma_cm (`listen_cm`), `accept` connects the queue pair instead, and waits for the client's confirmation.
 ///
 /// # Examples
 /// A server that checks the client's user bytes, and answers with the location of writable memory:
@@ -114,13 +114,18 @@ impl Incoming<'_> {
         }
     }
 
-    /// Accepts the client, whose [`connect`](crate::ChannelBuilder::connect) returns these bytes (at most 1,024). This
-    /// does not wait, and both ends can send when it returns.
+    /// Accepts the client, whose [`connect`](crate::ChannelBuilder::connect) returns these bytes: at most 1,024, or 192
+    /// through rdma_cm. Both ends can send when it returns. Through rdma_cm, this waits for the client's confirmation,
+    /// for at most the listener's [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout). Over TCP, it does
+    /// not wait.
     ///
     /// # Errors
     /// - [`ConnectError::UserBytesTooLong`]; the client is then notified that it was rejected;
     /// - [`ConnectError::Closed`] if the client is known to be gone;
     /// - [`ConnectError::Garbled`] if the client has sent unexpected bytes.
+    ///
+    /// Through rdma_cm, also [`ConnectError::Timeout`] if the client does not confirm the connection, and the errors of
+    /// [`build`](crate::ChannelBuilder::build).
     ///
     /// `accept` cannot detect that the client ends, or that its time limit expires, during this call. In that case,
     /// operations of the channel fail later.
@@ -140,7 +145,7 @@ impl Incoming<'_> {
     }
 
     /// Rejects the client. Its `connect` fails with [`ConnectError::Rejected`], which contains the first 1,024 bytes of
-    /// this reason.
+    /// this reason, or the first 144 through rdma_cm.
     #[doc(alias = "rdma_reject")]
     pub fn reject(self, why: &str) {
         match self.client {
