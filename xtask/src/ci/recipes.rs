@@ -248,16 +248,16 @@ pub(super) const RXE: &[Step] = &[
         "cargo test -p rdma-examples -p copy_file -p greeter -p rdma-tools --test behaviour \
             -- --ignored --test-threads=1",
     )
-    .with(&[("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --timeout 300 --")]),
+    .with(&[("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --timeout 900 --")]),
     // The programs of the tutorial open `soft0`, so the script gives this name to the RXE device.
     tests("cargo test -p rdma-examples --doc Tutorial").with(&[(
         "CARGO_TARGET_{HOST}_RUNNER",
-        "{target}/debug/xtask rxe-run --machine --timeout 300 -- \
+        "{target}/debug/xtask rxe-run --machine --timeout 900 -- \
             /bin/sh ../xtask/src/ci/rxe_as.sh soft0",
     )]),
     run("cargo xtask dropin"),
     run(
-        "cargo xtask rxe-run --machine --timeout 300 -- /bin/sh xtask/src/ci/providers.sh {target}/dropin/lib",
+        "cargo xtask rxe-run --machine --timeout 900 -- /bin/sh xtask/src/ci/providers.sh {target}/dropin/lib",
     ),
     tests("cargo test -p conformance").with(&[("RDMA_TEST_RXE", "required")]),
     // The last of these tests removes the device.
@@ -265,14 +265,14 @@ pub(super) const RXE: &[Step] = &[
         "cargo test -p rdma-cm --test behaviour -- --ignored --test-threads=1 kernel:: removal::",
     )
     .with(&[
-        ("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --machine --timeout 500 --"),
+        ("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --machine --timeout 900 --"),
         ("RDMA_TEST_CM_SYSTEM", "rxe0"),
         ("RDMA_TEST_CM_IP", "198.18.0.1"),
     ]),
     tests("cargo test -p rdma-cm --test behaviour -- --ignored --test-threads=1 kernel::").with(&[
         (
             "CARGO_TARGET_{HOST}_RUNNER",
-            "{target}/debug/xtask rxe-run --machine --timeout 500 -- \
+            "{target}/debug/xtask rxe-run --machine --timeout 900 -- \
                 /bin/sh {root}/xtask/src/ci/rxe_ipv6.sh fd00:2::1",
         ),
         ("RDMA_TEST_CM_SYSTEM", "rxe0"),
@@ -280,19 +280,19 @@ pub(super) const RXE: &[Step] = &[
     ]),
     run("cargo xtask rxe-setup --with siw"),
     run(
-        "cargo xtask rxe-run --with siw --timeout 300 -- /bin/sh xtask/src/ci/siw.sh {target}/debug/examples",
+        "cargo xtask rxe-run --with siw --timeout 900 -- /bin/sh xtask/src/ci/siw.sh {target}/debug/examples",
     ),
     tests(
         "cargo test -p rdma-cm --test behaviour -- --ignored --test-threads=1 \
             kernel::everything_is_dropped kernel::processes_that_exit",
     )
     .with(&[
-        ("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --with siw --timeout 300 --"),
+        ("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --with siw --timeout 900 --"),
         ("RDMA_TEST_CM_SYSTEM", "siw0"),
         ("RDMA_TEST_CM_IP", "198.18.1.1"),
     ]),
     tests("cargo test -p conformance --test conformance -- siw0::").with(&[
-        ("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --with siw --timeout 600 --"),
+        ("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --with siw --timeout 900 --"),
         ("RDMA_TEST_DEVICES", "siw0"),
         ("RDMA_TEST_RXE", "off"),
     ]),
