@@ -412,9 +412,9 @@ impl Link {
     }
 
     /// Records that the queue pair is in the error state and that all requests are flushed. Returns
-    /// the last output. `has_all` reports whether everything of the peer was delivered.
-    pub(crate) fn end(&mut self, has_all: bool) -> Output {
-        if self.error.is_none() && !(has_all && self.finish == Finish::Done) {
+    /// the last output. `is_clean` reports whether nothing of either end is missing.
+    pub(crate) fn end(&mut self, is_clean: bool) -> Output {
+        if self.error.is_none() && !is_clean {
             self.error = Some(ConnectionError::Lost);
         }
         self.reposts.clear();

@@ -101,7 +101,8 @@ impl Messages {
         while let Some(discard) = self.inbox.end_next() {
             self.events.push_back(discard);
         }
-        self.events.push_back(self.link.end(self.end_reported));
+        // A peer that has finished and has everything may end without waiting for the end of this end.
+        self.events.push_back(self.link.end(self.end_reported && is_over));
     }
 
     /// Returns the next instruction or event.

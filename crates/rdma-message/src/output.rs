@@ -182,6 +182,7 @@ pub enum Output {
     /// Move the queue pair to the error state and drain it, and then report
     /// [`lost`](crate::Messages::lost). `None` means that both ends have finished.
     Disconnect(Option<ConnectionError>),
-    /// The last output. `None` means that both ends have finished.
+    /// The last output. `None` means that both ends have finished, or for messages, that the peer has finished and has
+    /// received everything.
     Ended(Option<ConnectionError>),
 }

@@ -148,7 +148,8 @@ impl Stream {
         if self.link.flush() {
             self.events.push_back(Output::Flushed);
         }
-        self.events.push_back(self.link.end(self.link.peer_finished));
+        let is_clean = self.link.peer_finished && self.link.finish == Finish::Done;
+        self.events.push_back(self.link.end(is_clean));
     }
 
     /// Returns the next instruction or event.

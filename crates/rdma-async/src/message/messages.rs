@@ -300,7 +300,7 @@ impl Messages {
     /// If the future is dropped, this end's messages still end.
     ///
     /// # Errors
-    /// [`MessageError::Ended`] if the connection has ended before.
+    /// [`MessageError::Ended`] if the connection has ended before, unless the peer had finished and received everything.
     pub async fn finish(&self) -> Result<(), MessageError> {
         self.session.with(|state| state.protocol.shared.finish(&mut state.woken));
         run::wait(&self.session, |state, (waiting, waker)| {

@@ -197,7 +197,7 @@ impl Messages {
     /// may still send. Open requests of the peer get no reply.
     ///
     /// # Errors
-    /// [`MessageError::Ended`] if the connection has ended before.
+    /// [`MessageError::Ended`] if the connection has ended before, unless the peer had finished and received everything.
     pub fn finish(&self) -> Result<(), MessageError> {
         let mut is_finished = false;
         self.session.wait(Operation::Send, |state| {

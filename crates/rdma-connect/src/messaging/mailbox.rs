@@ -223,7 +223,7 @@ impl Mailbox {
     /// Ready when the peer's device has all messages, and the end after them.
     ///
     /// # Errors
-    /// If the connection has ended before.
+    /// If the connection has ended before, unless nothing is missing.
     pub fn poll_flushed(
         &mut self,
         waiting: &mut Waiting,
@@ -233,8 +233,7 @@ impl Mailbox {
             return Poll::Ready(Ok(()));
         }
         if let Some(error) = self.end.reason() {
-            let error = error.unwrap_or(ConnectionError::Lost);
-            return Poll::Ready(Err(MessageError::Ended(error)));
+            return Poll::Ready(error.map_or(Ok(()), |error| Err(MessageError::Ended(error))));
         }
         self.enders.wait(waiting, waker);
         Poll::Pending

@@ -243,11 +243,33 @@ fn an_end_whose_peer_dies_before_it_has_everything_is_not_clean() {
     let mut pair = Pair::<Messages>::open(small());
     pair.ends[0].machine.finish();
     pair.run();
+    let operation = pair.ends[1].send(bytes(1, 80)).unwrap();
     pair.ends[1].machine.finish();
     pair.drive(1);
     pair.kill();
     assert!(pair.ends[1].peer_finished && !pair.ends[1].is_flushed);
+    assert_eq!(pair.ends[1].completed[&operation], Err(OperationError::Unknown));
     assert_eq!(pair.ends[1].ended, Some(Some(ConnectionError::Lost)));
+}
+
+#[test]
+fn an_end_whose_peer_has_finished_and_received_everything_is_clean() {
+    for finishes in [false, true] {
+        let mut pair = Pair::<Messages>::open(small());
+        let operation = pair.ends[1].send(bytes(1, 80)).unwrap();
+        pair.ends[0].machine.finish();
+        pair.run();
+        assert_eq!(pair.ends[1].completed[&operation], Ok(()));
+        if finishes {
+            pair.ends[1].machine.finish();
+            pair.drive(1);
+        }
+        // The peer ends without waiting for the end of this end.
+        pair.kill();
+        assert!(pair.ends[1].peer_finished);
+        assert_eq!(pair.ends[1].ended, Some(None), "{finishes}");
+        assert_eq!(pair.ends[0].ended, Some(Some(ConnectionError::Lost)));
+    }
 }
 
 #[test]

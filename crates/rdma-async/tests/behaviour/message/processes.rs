@@ -1,9 +1,10 @@
-//! A peer in another process that is killed while long messages are on their way.
+//! A peer in another process that is killed while long messages are on their way, or exits after it has finished.
 
 use std::env;
 use std::net::SocketAddr;
 use std::process::{Child, Stdio};
 
+use rdma_async::Endpoint;
 use rdma_async::message::Messages;
 use test_support::program::this_program;
 use tokio::task::{spawn_blocking, yield_now};
@@ -15,18 +16,13 @@ use crate::common::{HANG, run_in_one_thread};
 
 /// The environment variable that makes a process the peer, with the address to connect to.
 const ADDRESS: &str = "RDMA_TEST_MESSAGES";
-/// The environment variable with the role of the peer: it sends or receives.
+/// The environment variable with the role of the peer: it sends, receives, or finishes.
 const ROLE: &str = "RDMA_TEST_MESSAGES_ROLE";
-const NAME: &str = "message::processes::a_killed_process_ends_what_waits_for_it";
 const LENGTH: usize = 300_000;
 const ROUNDS: usize = 6;
 
 #[test]
 fn a_killed_process_ends_what_waits_for_it() {
-    if let Ok(address) = env::var(ADDRESS) {
-        let sends = env::var(ROLE).unwrap() == "sends";
-        return run_in_one_thread(|| be_killed(sends, address.parse().unwrap()));
-    }
     run_in_one_thread(|| async {
         for round in 0..ROUNDS {
             for role in ["sends", "receives"] {
@@ -36,15 +32,45 @@ fn a_killed_process_ends_what_waits_for_it() {
     });
 }
 
+#[test]
+fn an_end_finishes_after_its_peer_has_finished_and_exited() {
+    run_in_one_thread(|| async {
+        let endpoint = endpoint("soft0");
+        let (mut peer, server) = start(&endpoint, "finishes").await;
+        server.send(&message(LENGTH)).await.unwrap();
+        received(&server, LENGTH).await;
+        assert!(server.receive().await.unwrap().is_none());
+        assert!(spawn_blocking(move || peer.wait().unwrap()).await.unwrap().success());
+        server.finish().await.unwrap();
+        assert!(server.send(b"late").await.is_err());
+    });
+}
+
+/// Is the peer of a test above, which starts this process.
+#[test]
+#[ignore = "is the peer of other tests"]
+fn peer() {
+    let address = env::var(ADDRESS).expect("the address of the server").parse().unwrap();
+    match &*env::var(ROLE).unwrap() {
+        "finishes" => run_in_one_thread(|| finish(address)),
+        role => run_in_one_thread(|| be_killed(role == "sends", address)),
+    }
+}
+
+/// Starts a peer, and accepts its connection.
+async fn start(endpoint: &Endpoint, role: &str) -> (Child, Messages) {
+    let listener = endpoint.listen_for_messages("127.0.0.1:0", lends()).await.unwrap();
+    let mut peer = this_program();
+    peer.args(["message::processes::peer", "--exact", "--ignored", "--nocapture"]);
+    peer.env(ADDRESS, listener.local_addr().to_string()).env(ROLE, role);
+    let peer = peer.stdout(Stdio::null()).spawn().unwrap();
+    (peer, listener.accept().await.unwrap())
+}
+
 /// Kills the peer after `round` messages. All operations end with an error, and all memory is returned.
 async fn kill(role: &str, round: usize) {
     let endpoint = endpoint("soft0");
-    let listener = endpoint.listen_for_messages("127.0.0.1:0", lends()).await.unwrap();
-    let mut peer = this_program();
-    peer.args([NAME, "--exact", "--nocapture"]);
-    peer.env(ADDRESS, listener.local_addr().to_string()).env(ROLE, role);
-    let mut peer = peer.stdout(Stdio::null()).spawn().unwrap();
-    let server = listener.accept().await.unwrap();
+    let (mut peer, server) = start(&endpoint, role).await;
     if role == "sends" {
         for _ in 0..round {
             received(&server, LENGTH).await;
@@ -85,4 +111,14 @@ async fn be_killed(sends: bool, address: SocketAddr) {
     } else {
         while client.receive().await.is_ok() {}
     }
+}
+
+/// Exchanges a message, finishes, and exits without waiting for the end of its peer.
+async fn finish(address: SocketAddr) {
+    let endpoint = endpoint("soft0");
+    let client = endpoint.connect_messages(address, lends()).await.unwrap();
+    received(&client, LENGTH).await;
+    client.send(&message(LENGTH)).await.unwrap();
+    client.finish().await.unwrap();
+    std::process::exit(0);
 }
