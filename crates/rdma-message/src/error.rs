@@ -117,7 +117,9 @@ impl ConnectionError {
 impl fmt::Display for ConnectionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Lost => f.write_str("the connection is lost"),
+            Self::Lost => f.write_str(
+                "the connection is lost: the peer died or became unreachable, or a device failed",
+            ),
             Self::Aborted => f.write_str("this end aborted the connection"),
             Self::PeerClosed(reason) => match *reason {
                 CloseReason::FINISHED => f.write_str("the peer closed the connection too early"),
@@ -129,7 +131,12 @@ impl fmt::Display for ConnectionError {
             },
             Self::Frame(_) => f.write_str("the peer sent an invalid frame"),
             Self::Hello => f.write_str("exactly the first frame of a peer must be a hello"),
-            Self::Mode(mode) => write!(f, "the peer wants a connection of the mode {mode:?}"),
+            Self::Mode(Mode::Messages) => f.write_str(
+                "this end has a stream, but the peer has messages: use the same at both ends",
+            ),
+            Self::Mode(Mode::Stream) => f.write_str(
+                "this end has messages, but the peer has a stream: use the same at both ends",
+            ),
             Self::ReceiveBytes(bytes) => {
                 write!(f, "the peer's receives of {bytes} B are too short for the protocol")
             }
@@ -265,7 +272,11 @@ impl fmt::Display for SendError {
             Self::NoRequests => f.write_str("the peer accepts no requests; send a message"),
             Self::Full => f.write_str("too many operations are pending; wait until one completes"),
             Self::TooLong { length, limit } => {
-                write!(f, "the message has {length} B, the peer accepts {limit} B")
+                write!(
+                    f,
+                    "the message has {length} B, the peer accepts {limit} B: send it in parts or over a stream, or \
+                     raise the peer's `max_message`"
+                )
             }
             Self::NotOpenRequest => {
                 f.write_str("the request was answered before, or its caller cancelled it")

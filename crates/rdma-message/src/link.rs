@@ -55,7 +55,7 @@ pub(crate) struct Link {
     pub(crate) options: Options,
     mode: Mode,
     phase: Phase,
-    error: Option<ConnectionError>,
+    pub(crate) error: Option<ConnectionError>,
     hello_sent: bool,
     peer: Option<Hello>,
     /// The receives to post, each with whether this grants the peer a receive.

@@ -173,6 +173,12 @@ impl Messages {
         self.operations.await_sent()
     }
 
+    /// Returns the error that ends the connection, as soon as this end knows it.
+    #[must_use]
+    pub const fn error(&self) -> Option<ConnectionError> {
+        self.link.error
+    }
+
     /// Returns the counters.
     #[must_use]
     pub const fn counters(&self) -> &Counters {

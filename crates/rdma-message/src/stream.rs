@@ -183,6 +183,12 @@ impl Stream {
         None
     }
 
+    /// Returns the error that ends the connection, as soon as this end knows it.
+    #[must_use]
+    pub const fn error(&self) -> Option<ConnectionError> {
+        self.link.error
+    }
+
     /// Returns the counters.
     #[must_use]
     pub const fn counters(&self) -> &Counters {

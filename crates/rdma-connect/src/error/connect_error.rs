@@ -101,7 +101,7 @@ pub enum ConnectError {
     /// The program that listens at the address uses a different protocol.
     #[error(
         "the process at {address} uses another protocol: it began with \"{}\"; check that this is \
-         the port of a ChannelListener",
+         the port of a listener of these crates",
         .received.escape_ascii()
     )]
     Foreign {

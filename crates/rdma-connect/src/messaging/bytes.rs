@@ -118,7 +118,7 @@ impl StreamState {
     fn refusal(&self, error: SendError) -> Option<io::Error> {
         match error {
             SendError::NotOpen => None,
-            SendError::Ended => Some(self.end.reason().map_or_else(ending, cut_off)),
+            SendError::Ended => Some(cut_off(self.machine.error())),
             error => Some(io::Error::new(ErrorKind::BrokenPipe, error)),
         }
     }

@@ -471,7 +471,7 @@ fn copy(part: &[u8], memory: &mut [u8]) -> usize {
 impl Mailbox {
     /// Returns the error of an operation that does not begin.
     fn not_sent(&self, error: SendError) -> MessageError {
-        match (error, self.end.reason().flatten()) {
+        match (error, self.machine.error()) {
             (SendError::Ended, Some(ended)) => MessageError::Ended(ended),
             (error, _) => MessageError::NotSent(error),
         }

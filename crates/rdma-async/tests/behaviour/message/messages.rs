@@ -531,21 +531,6 @@ fn a_peer_that_sends_garbage_fails_only_its_own_connection() {
 }
 
 #[test]
-fn two_kinds_of_connections_do_not_talk_to_each_other() {
-    run_in_one_thread(|| async {
-        let endpoint = endpoint("soft0");
-        let listener = endpoint.listen_for_streams("127.0.0.1:0", Options::new()).await.unwrap();
-        let client = endpoint.connect_messages(listener.local_addr(), Options::new());
-        let (client, server) = tokio::join!(client, listener.accept());
-        let (client, mut server) = (client.unwrap(), server.unwrap());
-        let (at_client, at_server) = tokio::join!(client.receive(), server.read_chunk());
-        let (at_client, at_server) = (at_client.unwrap_err(), at_server.unwrap_err());
-        let modes = [at_client.to_string(), at_server.to_string()];
-        assert!(modes.iter().any(|error| error.contains("mode")), "{modes:?}");
-    });
-}
-
-#[test]
 fn a_connection_that_does_not_linger_resets_its_peer() {
     run_in_one_thread(|| async {
         let at_once = Options::new().linger(Duration::ZERO);

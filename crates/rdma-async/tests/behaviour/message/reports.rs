@@ -2,18 +2,21 @@
 //!
 //! Each test runs in its own process, because the counters are those of the process.
 
+use std::io::ErrorKind;
 use std::sync::{Arc, Mutex};
 
-use rdma_async::message::{Messages, Stream, losses, violations};
+use rdma_async::message::{ConnectionError, MessageError, Messages, Stream, losses, violations};
 use rdma_async::{Connection, Pool};
 use rdma_mem::Rkey;
 use rdma_message::frame::{Body, CallId, Frame, Hello, Limits, Mode, Remote, Role};
 use test_support::events::{Event, Hears};
 use test_support::program::in_own_process;
+use tokio::io::AsyncWriteExt as _;
 use tokio::task::yield_now;
 use tracing::Level;
 
 use super::offer_peers::{connections, options};
+use super::rig::endpoint;
 use crate::common::host::Host;
 use crate::common::run_in_one_thread;
 
@@ -201,7 +204,7 @@ async fn died() {
         let before = losses();
         let frames = [frame(Body::Hello(hello(mode)), 0), frame(body, payload)];
         let (level, error) = report(&host, mode, &frames, true).await;
-        assert_eq!((level, &*error), (Level::DEBUG, "the connection is lost"), "{body:?}");
+        assert_eq!((level, error), (Level::DEBUG, ConnectionError::Lost.to_string()), "{body:?}");
         assert_eq!((violations(), losses()), (0, before + 1), "{body:?}");
     }
 }
@@ -217,7 +220,34 @@ async fn mismatched() {
     for (own, other) in [(Mode::Messages, Mode::Stream), (Mode::Stream, Mode::Messages)] {
         let frames = [frame(Body::Hello(hello(other)), 0)];
         let (level, error) = report(&host, own, &frames, false).await;
-        assert!(level == Level::WARN && error.contains("wants a connection"), "{level}: {error}");
+        let expected = ConnectionError::Mode(other).to_string();
+        assert_eq!((level, error), (Level::WARN, expected));
         assert_eq!((violations(), losses()), (0, 0), "{own:?}");
     }
+}
+
+#[test]
+fn ends_of_different_kinds_both_learn_why_they_end() {
+    run_in_one_thread(|| async {
+        let endpoint = endpoint("soft0");
+        let listener = endpoint.listen_for_messages("127.0.0.1:0", options()).await.unwrap();
+        let stream = endpoint.connect_stream(listener.local_addr(), options());
+        let (stream, messages) = tokio::join!(stream, listener.accept());
+        let (mut stream, messages) = (stream.unwrap(), messages.unwrap());
+        let write = async {
+            loop {
+                if let Err(error) = stream.write_all(b"hello").await {
+                    return error;
+                }
+            }
+        };
+        let (error, received) = tokio::join!(write, messages.receive());
+        assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
+        assert_eq!(error.to_string(), ConnectionError::Mode(Mode::Messages).to_string());
+        let received = received.unwrap_err();
+        let theirs = ConnectionError::Mode(Mode::Stream);
+        assert!(matches!(&received, MessageError::Ended(ended) if *ended == theirs), "{received}");
+        let sent = messages.send(b"late").await.unwrap_err();
+        assert!(matches!(&sent, MessageError::Ended(ended) if *ended == theirs), "{sent}");
+    });
 }
