@@ -10,6 +10,7 @@ use rdma_cm::{
 use rdma_qp::prelude::*;
 use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr};
 use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries};
+use test_support::program::in_own_process;
 
 use crate::common::{LIMIT, Node, is_over_kernel, open};
 
@@ -50,8 +51,14 @@ fn a_listener_of_one_ip_version_rejects_requests_of_the_other() {
     }
 }
 
+/// Runs in its own process: until it has executed its program, a child that another test starts keeps all ports in use.
 #[test]
 fn owners_of_a_shared_port_do_not_exclude_each_other() {
+    let name = "options::owners_of_a_shared_port_do_not_exclude_each_other";
+    in_own_process(name, share_a_port);
+}
+
+fn share_a_port() {
     let channel = EventChannel::open(&open("soft0")).unwrap();
     let shared = BindOptions::new().with_shared_port(true);
     let bind = |port: u16, options| {
