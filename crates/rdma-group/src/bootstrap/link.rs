@@ -20,7 +20,7 @@ pub(crate) type Nonce = [u8; 16];
 pub(crate) type Tag = [u8; 32];
 
 /// The version of the frames and of the messages of collectives.
-const VERSION: u16 = 5;
+pub(super) const VERSION: u16 = 5;
 const MAGIC: [u8; 4] = *b"RDMG";
 const HEADER: usize = 12;
 

@@ -9,7 +9,8 @@ use rustix::net::{AddressFamily, SocketType, bind, socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use test_support::loopback::free_address;
 
-use super::link::tests::INVALID_HEADERS;
+use super::link::VERSION;
+use super::link::tests::{header, invalid_headers};
 use super::*;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -258,10 +259,9 @@ fn strangers_do_not_disturb() {
         let silent: Vec<_> = (0..3).map(|_| stranger(master)).collect();
         let request = stranger(master).write_all(b"GET / HTTP/1.1\r\n\r\n");
         request.unwrap();
-        let headers = INVALID_HEADERS.map(|(header, _)| header);
-        let dropped = headers.map(|header| {
+        let dropped = invalid_headers().map(|(header, _)| {
             let mut stranger = stranger(master);
-            stranger.write_all(header).unwrap();
+            stranger.write_all(&header).unwrap();
             stranger
         });
         // Rank 0 drops them after its challenge.
@@ -389,7 +389,11 @@ fn attack(master: SocketAddr, joined: &AtomicBool, attacks: &AtomicUsize, seed: 
             0 => Ok(()),
             1 => stranger.write_all(&garbage),
             // Half of a frame.
-            2 => stranger.write_all(&[b"RDMG\x04\0\x02\0\xff\0\0\0", &*garbage].concat()),
+            2 => {
+                let longer = u32::try_from(length).unwrap() + 100;
+                let header = header(VERSION, Kind::Join as u8, longer);
+                stranger.write_all(&[header, garbage].concat())
+            }
             // A rank that does not know the nonce of rank 0.
             3 => {
                 let keys = Arc::new(Keys::new(b""));

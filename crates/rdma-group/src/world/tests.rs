@@ -471,17 +471,17 @@ fn attack(address: SocketAddr, ended: &AtomicBool, attacked: impl Fn()) {
     }
 }
 
-#[test]
-fn ranks_run_collectives_while_strangers_connect_to_them() {
+/// Runs all collectives while strangers connect to each rank. `join` joins as a rank.
+fn run_during_attacks<W: Rank>(join: impl Fn(Settings) -> W + Sync) {
     let (size, master, ended) = (3, free_address().to_string(), AtomicBool::new(false));
     let (attacked, all_called) = (Barrier::new(2 * size), Barrier::new(size));
     thread::scope(|threads| {
         let rank = |rank| {
-            let (master, ended) = (&*master, &ended);
+            let (master, ended, join) = (&*master, &ended, &join);
             let (attacked, all_called) = (&attacked, &all_called);
             threads.spawn(move || {
-                let mut world = world(rank, size, master, 0);
-                let address = world.ranks.entries[rank].address;
+                let mut world = join(settings(rank, size, master, 0));
+                let address = world.ranks().entries[rank].address;
                 threads.spawn(move || attack(address, ended, || _ = attacked.wait()));
                 attacked.wait();
                 let mut cases = (0..).zip(collectives(size));
@@ -496,6 +496,17 @@ fn ranks_run_collectives_while_strangers_connect_to_them() {
         ended.store(true, Ordering::Relaxed);
         assert!(results.iter().all(Result::is_ok), "{results:?}");
     });
+}
+
+#[test]
+fn ranks_run_collectives_while_strangers_connect_to_them() {
+    run_during_attacks(|settings| World::join(&domain(), &settings, [LIMIT; 2]).unwrap());
+}
+
+#[cfg(feature = "async")]
+#[test]
+fn asynchronous_ranks_run_collectives_while_strangers_connect_to_them() {
+    run_during_attacks(Asynchronous::join);
 }
 
 #[test]

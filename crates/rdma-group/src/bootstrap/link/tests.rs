@@ -5,16 +5,25 @@ use crate::bootstrap::tests::pair;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Headers of frames that a rank refuses at once, and the reason.
-pub(crate) const INVALID_HEADERS: [(&[u8], &str); 4] = [
-    (b"GET / HTTP/1", "the process at the other end is not of a group"),
-    (
-        b"RDMG\x07\0\x02\0\0\0\0\0",
-        "the other end has version 7, but this end has 5: use the same version",
-    ),
-    (b"RDMG\x05\0\x02\0\xff\xff\xff\xff", "a frame of 4294967295 bytes, 1000 are allowed"),
-    (b"RDMG\x05\0\x09\0\0\0\0\0", "a frame of the unknown kind 9"),
-];
+/// Returns the header of a frame. Its kind and length may be invalid.
+pub(crate) fn header(version: u16, kind: u8, length: u32) -> Vec<u8> {
+    [&MAGIC[..], &version.to_le_bytes(), &[kind, 0], &length.to_le_bytes()].concat()
+}
+
+/// Returns headers of frames that a rank refuses at once, and the reason.
+pub(crate) fn invalid_headers() -> [(Vec<u8>, String); 4] {
+    let (join, theirs) = (Kind::Join as u8, VERSION + 1);
+    let version = format!("the other end has version {theirs}, but this end has {VERSION}: use");
+    [
+        (b"GET / HTTP/1".to_vec(), "the process at the other end is not of a group".to_owned()),
+        (header(theirs, join, 0), version),
+        (
+            header(VERSION, join, u32::MAX),
+            "a frame of 4294967295 bytes, 1000 are allowed".to_owned(),
+        ),
+        (header(VERSION, 9, 0), "a frame of the unknown kind 9".to_owned()),
+    ]
+}
 
 /// Receives until the bytes that have been sent are refused. Returns the reason.
 fn refused(link: &mut Link) -> String {
@@ -25,16 +34,16 @@ fn refused(link: &mut Link) -> String {
 
 #[test]
 fn an_invalid_header_is_refused_before_the_frame_is_complete() {
-    for (header, expected) in INVALID_HEADERS {
+    for (header, expected) in invalid_headers() {
         for root in [true, false] {
             let mut ends = pair(&Arc::new(Keys::new(b"")));
             if root {
                 ends.reverse();
             }
             let [sender, receiver] = &mut ends;
-            sender.write(header, Instant::now() + LIMIT).unwrap();
+            sender.write(&header, Instant::now() + LIMIT).unwrap();
             let error = refused(receiver);
-            assert!(error.starts_with(expected), "{error}");
+            assert!(error.starts_with(&expected), "{error}");
         }
     }
 }
