@@ -4,15 +4,15 @@
 //! process that is silent or does not know the secret. The other connections stay open, for [notices](star).
 
 pub(crate) mod link;
+mod master;
 pub(crate) mod star;
 pub(crate) mod table;
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -28,14 +28,6 @@ const HALF_OPEN: Duration = Duration::from_secs(10);
 
 /// The maximum number of half-open connections, in addition to one for each rank. A further one replaces another.
 const STRANGERS: usize = 64;
-/// The connections that wait to be accepted, if the group is not larger.
-const BACKLOG: usize = 1024;
-
-/// The shortest pause between attempts to connect to rank 0, and the shortest time of an attempt.
-const SHORTEST: Duration = Duration::from_millis(10);
-
-/// The maximum time of an attempt to connect to one of several addresses of rank 0, or to connect again.
-const ATTEMPT: Duration = Duration::from_secs(3);
 
 /// The time that rank 0 has to send its decision after its own limit.
 pub(crate) const GRACE: Duration = Duration::from_secs(5);
@@ -49,24 +41,17 @@ pub(crate) fn join(
 ) -> Result<(Table, Star), Error> {
     let until = after(limit);
     let master = &settings.master;
-    let resolving = || format!("looking up the address of rank 0, {master}");
-    let addresses = master.to_socket_addrs().map_err(Error::io(resolving()))?;
-    let addresses: Vec<_> = addresses.collect();
-    let is_local = addresses.iter().all(|address| address.ip().is_loopback());
-    if settings.secret.is_none() && !is_local {
-        return Err(Error::SecretRequired { address: master.clone() });
-    }
+    let addresses = master::addresses(settings, limit)?;
     if settings.rank == 0 {
-        let listening = Error::io(format!("listening at the address of rank 0, {master}"));
-        let listener = listen(&addresses, settings.world_size).map_err(listening)?;
+        let waiting = most_half_open(settings.world_size);
+        let listener = master::listen_as_root(settings, &addresses, waiting)?;
         return Root::new(settings, limit, keys, listener, entry)?.gather(until);
     }
-    let mut stream =
-        connect(&addresses, until).map_err(Error::io(format!("connecting to {master}")))?;
+    let mut stream = master::connect_to_root(settings, &addresses, limit, until)?;
     let failed = |error: io::Error| Error::Join {
         address: master.clone(),
         rank: settings.rank,
-        reason: reason(&error),
+        reason: reason(&error, limit),
     };
     let own = entry(stream.local_addr().map_err(failed)?.ip())?;
     let most = Table::most(settings.world_size);
@@ -82,57 +67,16 @@ pub(crate) fn join(
             Err(error) if !is_end(&error) => return Err(failed(error)),
             // During a flood of strangers, rank 0 may drop a rank. If it does not listen any more, it has failed.
             Err(error) => {
-                let again = until.min(Instant::now() + ATTEMPT);
-                stream = attempt(&addresses, again).map_err(|_| failed(error))?;
+                let again = until.min(Instant::now() + master::ATTEMPT);
+                stream = master::attempt(&addresses, again).map_err(|_| failed(error))?;
             }
         }
     }
-}
-
-/// Listens at the first address that works. All ranks can connect before one is accepted, if the kernel allows that
-/// (`net.core.somaxconn`).
-fn listen(addresses: &[SocketAddr], world_size: usize) -> io::Result<TcpListener> {
-    let listener = TcpListener::bind(addresses)?;
-    let waiting = most_half_open(world_size).max(BACKLOG);
-    let waiting = i32::try_from(waiting).unwrap_or(i32::MAX);
-    // The standard library requests a shorter backlog. This call enlarges it.
-    rustix::net::listen(&listener, waiting)?;
-    Ok(listener)
 }
 
 /// Returns the maximum number of half-open connections.
 const fn most_half_open(world_size: usize) -> usize {
     world_size.saturating_add(STRANGERS)
-}
-
-/// Connects to rank 0, which may not listen yet.
-fn connect(addresses: &[SocketAddr], until: Instant) -> io::Result<TcpStream> {
-    let mut pause = SHORTEST;
-    loop {
-        match attempt(addresses, until) {
-            Err(_) if Instant::now() < until => {
-                thread::sleep(pause);
-                pause = (pause * 2).min(Duration::from_millis(250));
-            }
-            result => return result,
-        }
-    }
-}
-
-/// Tries to connect to each address of rank 0. Returns the last error if none accepts.
-fn attempt(addresses: &[SocketAddr], until: Instant) -> io::Result<TcpStream> {
-    let mut last = io::Error::from(ErrorKind::NotFound);
-    for address in addresses {
-        let mut left = until.saturating_duration_since(Instant::now()).max(SHORTEST);
-        if addresses.len() > 1 {
-            left = left.min(ATTEMPT);
-        }
-        match TcpStream::connect_timeout(address, left) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
 }
 
 fn invalid(what: &str) -> io::Error {
@@ -181,10 +125,13 @@ fn is_end(error: &io::Error) -> bool {
     ends.contains(&error.kind())
 }
 
-fn reason(error: &io::Error) -> String {
+fn reason(error: &io::Error, limit: Duration) -> String {
     match error.kind() {
         _ if is_end(error) => "rank 0 closed the connection: check its output".to_owned(),
-        ErrorKind::TimedOut => "rank 0 did not answer in time".to_owned(),
+        // If the machine of rank 0 is silent, the kernel returns such an error, too.
+        ErrorKind::TimedOut if error.raw_os_error().is_none() => format!(
+            "rank 0 did not answer within {limit:?}: check that it runs, and that no other program has its address"
+        ),
         _ => error.to_string(),
     }
 }

@@ -43,9 +43,7 @@ pub struct GroupBuilder<'a> {
 impl<'a> GroupBuilder<'a> {
     /// Returns a builder for this rank. Same as [`Group::builder`].
     pub fn new(pd: &'a ProtectionDomain, rank: usize, world_size: usize, master: &str) -> Self {
-        let master = master.to_owned();
-        let hosts = Vec::new();
-        Self::with(pd, Settings { rank, world_size, master, epoch: 0, secret: None, hosts })
+        Self::with(pd, Settings::new(rank, world_size, master))
     }
 
     /// Returns a builder with the rank, size, address and secret of the environment. See [`Group::from_environment`].
@@ -104,8 +102,12 @@ impl<'a> GroupBuilder<'a> {
     /// - [`Error::Missing`] on rank 0 if ranks are missing at the limit;
     /// - [`Error::Refused`] on other ranks if the epochs or sizes differ, another process has this rank, or ranks are
     ///   missing at the limit;
+    /// - [`Error::BadAddress`] if no rank can connect to the address of rank 0, for example `0.0.0.0`;
+    /// - [`Error::Listen`] on rank 0 if it cannot listen at its address, because another process listens there, or this
+    ///   host does not have the address;
+    /// - [`Error::Unreachable`] on other ranks if they cannot connect to rank 0 within the limit;
     /// - [`Error::Join`] if rank 0 ends, does not answer, or has another version or secret;
-    /// - [`Error::Io`] if rank 0 cannot listen or cannot be reached, or its name has no address;
+    /// - [`Error::Io`] if the name of rank 0's host cannot be looked up within the limit, or a socket fails;
     /// - [`Error::Connect`] if this rank cannot listen.
     pub fn join(self) -> Result<Group, Error> {
         let (pd, settings, limits) = self.check()?;

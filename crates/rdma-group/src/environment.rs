@@ -1,5 +1,6 @@
 //! The rank and the size of the group, as the launcher of the program states them in environment variables.
 
+use std::net::Ipv6Addr;
 use std::num::NonZero;
 use std::{fmt, iter};
 
@@ -11,6 +12,12 @@ pub(crate) const MOST_RANKS: usize = 65_536;
 /// The maximum length of the name of a host.
 const HOST_BYTES: usize = 255;
 
+/// The variable that states the address of rank 0 under any launcher.
+const MASTER: &str = "RDMA_MASTER";
+
+/// A description of valid addresses of rank 0.
+pub(crate) const HOST_AND_PORT: &str = "HOST:PORT of rank 0, with a port from 1 to 65535";
+
 /// The rank of this process, and the group that it joins.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Settings {
@@ -18,6 +25,8 @@ pub(crate) struct Settings {
     pub(crate) world_size: usize,
     /// The address at which rank 0 listens.
     pub(crate) master: String,
+    /// The variable that states the address, or else the program or its configuration, as text for errors.
+    pub(crate) stated_by: &'static str,
     pub(crate) epoch: u64,
     pub(crate) secret: Option<Vec<u8>>,
     /// The hosts of all ranks; empty if they are unknown before the ranks join.
@@ -27,7 +36,7 @@ pub(crate) struct Settings {
 /// Formats everything except the secret.
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rank, world_size, master, epoch, secret: _, hosts: _ } = self;
+        let Self { rank, world_size, master, epoch, .. } = self;
         write!(f, "rank {rank} of {world_size} at {master}, epoch {epoch}")
     }
 }
@@ -37,6 +46,8 @@ struct Launcher {
     name: &'static str,
     rank: &'static str,
     world_size: &'static str,
+    /// The variable that states the host of rank 0, unless `RDMA_MASTER` states its address.
+    stated_by: &'static str,
     /// Returns the address of rank 0, unless `RDMA_MASTER` states it.
     master: fn(&Variables<'_>) -> Result<String, Error>,
     /// Returns the hosts of that many ranks, or none if they are unknown.
@@ -49,6 +60,7 @@ const LAUNCHERS: [Launcher; 5] = [
         name: "the launcher",
         rank: "RDMA_RANK",
         world_size: "RDMA_WORLD_SIZE",
+        stated_by: MASTER,
         master: only_stated,
         hosts: unknown,
     },
@@ -56,6 +68,7 @@ const LAUNCHERS: [Launcher; 5] = [
         name: "torchrun",
         rank: "RANK",
         world_size: "WORLD_SIZE",
+        stated_by: "MASTER_ADDR",
         master: of_torchrun,
         hosts: unknown,
     },
@@ -63,6 +76,7 @@ const LAUNCHERS: [Launcher; 5] = [
         name: "Open MPI",
         rank: "OMPI_COMM_WORLD_RANK",
         world_size: "OMPI_COMM_WORLD_SIZE",
+        stated_by: MASTER,
         master: only_stated,
         hosts: unknown,
     },
@@ -70,6 +84,7 @@ const LAUNCHERS: [Launcher; 5] = [
         name: "PMI",
         rank: "PMI_RANK",
         world_size: "PMI_SIZE",
+        stated_by: MASTER,
         master: only_stated,
         hosts: unknown,
     },
@@ -77,6 +92,7 @@ const LAUNCHERS: [Launcher; 5] = [
         name: "Slurm",
         rank: "SLURM_PROCID",
         world_size: "SLURM_NTASKS",
+        stated_by: "SLURM_STEP_NODELIST",
         master: of_slurm,
         hosts: of_block_distribution,
     },
@@ -102,6 +118,12 @@ impl Variables<'_> {
 }
 
 impl Settings {
+    /// Returns the settings of a rank of a program that states the address of rank 0 itself.
+    pub(crate) fn new(rank: usize, world_size: usize, master: &str) -> Self {
+        let (master, stated_by, hosts) = (master.to_owned(), "the program", Vec::new());
+        Self { rank, world_size, master, stated_by, epoch: 0, secret: None, hosts }
+    }
+
     /// Reads the variables of the first launcher whose rank is set.
     ///
     /// # Errors
@@ -115,16 +137,25 @@ impl Settings {
         let has_rank = |it: &&Launcher| get(it.rank).is_some() && !(is_srun && it.name == "PMI");
         let launcher = LAUNCHERS.iter().find(has_rank).ok_or(Error::NoLauncher)?;
         let variables = Variables { get, launcher: launcher.name };
-        let master = match get("RDMA_MASTER") {
-            Some(stated) => stated,
-            None => (launcher.master)(&variables)?,
+        let (stated_by, master) = match get(MASTER) {
+            Some(stated) => (MASTER, stated),
+            None => (launcher.stated_by, (launcher.master)(&variables)?),
         };
+        if !is_address(&master) {
+            let (value, is_whole) = (variables.text(stated_by)?, stated_by == MASTER);
+            let expected = match is_whole {
+                true => HOST_AND_PORT,
+                false => "a name or an address of a host, from which that of rank 0 follows",
+            };
+            return Err(Error::BadVariable { variable: stated_by, value, expected });
+        }
         let rank = variables.number(launcher.rank)?;
         let world_size = variables.number(launcher.world_size)?;
         Ok(Self {
             rank,
             world_size,
             master,
+            stated_by,
             // torchrun ends all processes of a group before it starts the next one. Its counts of restarts differ
             // between hosts.
             epoch: 0,
@@ -135,17 +166,32 @@ impl Settings {
 }
 
 fn only_stated(variables: &Variables<'_>) -> Result<String, Error> {
-    variables.text("RDMA_MASTER")
+    variables.text(MASTER)
+}
+
+/// Returns true if this is `HOST:PORT`, with a port that is not 0.
+pub(crate) fn is_address(text: &str) -> bool {
+    let Some((host, port)) = text.rsplit_once(':') else { return false };
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let is_port = port.parse().is_ok_and(|port: u16| port > 0);
+    // An address of IPv6 may end with an interface, such as `%eth0`.
+    let is_ipv6 = || host.split('%').next().is_some_and(|it| it.parse::<Ipv6Addr>().is_ok());
+    is_port && !host.is_empty() && (!host.contains(':') || is_ipv6())
+}
+
+/// Returns the name of this host.
+pub(crate) fn own_host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// Returns the address of torchrun's store, with the next port, because the store listens at its own.
 fn of_torchrun(variables: &Variables<'_>) -> Result<String, Error> {
     let (host, variable) = (variables.text("MASTER_ADDR")?, "MASTER_PORT");
-    match variables.number::<u16>(variable)?.checked_add(1) {
-        Some(port) => Ok(with_port(&host, port)),
-        None => {
+    match variables.number::<u16>(variable)? {
+        port @ 1..=65534 => Ok(with_port(&host, port + 1)),
+        _ => {
             let (value, expected) =
-                (variables.text(variable)?, "at most 65534: the next port is used");
+                (variables.text(variable)?, "from 1 to 65534: the next port is used");
             Err(Error::BadVariable { variable, value, expected })
         }
     }
@@ -268,15 +314,8 @@ mod tests {
         Settings::from_variables(&get)
     }
 
-    fn settings(rank: usize, world_size: usize, master: &str) -> Settings {
-        Settings {
-            rank,
-            world_size,
-            master: master.to_owned(),
-            epoch: 0,
-            secret: None,
-            hosts: Vec::new(),
-        }
+    fn settings(rank: usize, world_size: usize, master: &str, stated_by: &'static str) -> Settings {
+        Settings { stated_by, ..Settings::new(rank, world_size, master) }
     }
 
     #[test]
@@ -285,16 +324,16 @@ mod tests {
         let error = read(&variables).unwrap_err();
         assert_eq!(error.to_string(), "torchrun has not set MASTER_PORT");
         variables.push(("MASTER_PORT", "29500"));
-        assert_eq!(read(&variables).unwrap(), settings(3, 8, "node1:29501"));
-        let mut last = variables.clone();
-        last[3].1 = "65535";
-        let error = read(&last).unwrap_err().to_string();
-        assert!(
-            error.starts_with("MASTER_PORT is \"65535\", but it must be at most 65534"),
-            "{error}"
-        );
+        assert_eq!(read(&variables).unwrap(), settings(3, 8, "node1:29501", "MASTER_ADDR"));
+        for port in ["0", "65535"] {
+            let mut wrong = variables.clone();
+            wrong[3].1 = port;
+            let error = read(&wrong).unwrap_err().to_string();
+            let expected = format!("MASTER_PORT is \"{port}\", but it must be from 1 to 65534: ");
+            assert!(error.starts_with(&expected), "{error}");
+        }
         variables.extend([("RDMA_RANK", ""), ("RDMA_MASTER", "ib1:7")]);
-        assert_eq!(read(&variables).unwrap(), settings(3, 8, "ib1:7"));
+        assert_eq!(read(&variables).unwrap(), settings(3, 8, "ib1:7", MASTER));
     }
 
     #[test]
@@ -306,11 +345,11 @@ mod tests {
             ("SLURM_JOB_ID", "1001"),
             ("SLURM_STEP_ID", "1"),
         ];
-        assert_eq!(read(&variables).unwrap(), settings(5, 6, "gpu03:18009"));
+        assert_eq!(read(&variables).unwrap(), settings(5, 6, "gpu03:18009", "SLURM_STEP_NODELIST"));
         let [pmi, others] = [["5", "6"], ["0", "2"]].map(|[rank, size]| {
             [&variables[..], &[("PMI_RANK", rank), ("PMI_SIZE", size)]].concat()
         });
-        assert_eq!(read(&pmi).unwrap(), settings(5, 6, "gpu03:18009"));
+        assert_eq!(read(&pmi).unwrap(), settings(5, 6, "gpu03:18009", "SLURM_STEP_NODELIST"));
         let error = read(&others).unwrap_err().to_string();
         assert!(error.starts_with("PMI has not set RDMA_MASTER"), "{error}");
         for (list, first) in [
@@ -403,7 +442,7 @@ mod tests {
                 format!("{launcher} has not set RDMA_MASTER: set it to HOST:PORT of rank 0")
             );
             variables.push(("RDMA_MASTER", "h:1"));
-            assert_eq!(read(&variables).unwrap(), settings(1, 2, "h:1"));
+            assert_eq!(read(&variables).unwrap(), settings(1, 2, "h:1", MASTER));
         }
     }
 
@@ -412,6 +451,30 @@ mod tests {
         assert!(matches!(read(&[]), Err(Error::NoLauncher)));
         let error = read(&[("RDMA_RANK", "-1"), ("RDMA_MASTER", "h:1")]).unwrap_err();
         assert_eq!(error.to_string(), "RDMA_RANK is \"-1\", but it must be a whole number");
+    }
+
+    #[test]
+    fn an_address_that_a_launcher_states_wrongly_is_named() {
+        let stated =
+            |master| read(&[("RDMA_RANK", "0"), ("RDMA_WORLD_SIZE", "2"), ("RDMA_MASTER", master)]);
+        for valid in ["h:1", "192.0.2.1:65535", "[2001:db8::1]:7", "fe80::1%eth0:7"] {
+            assert_eq!(stated(valid).unwrap(), settings(0, 2, valid, MASTER));
+        }
+        for wrong in ["h", "h:", ":7", "h:0", "h:65536", "h:port", "a:b:7", "fe80::1", "[]:7"] {
+            let error = stated(wrong).unwrap_err().to_string();
+            let expected = format!("RDMA_MASTER is {wrong:?}, but it must be HOST:PORT of rank 0");
+            assert!(error.starts_with(&expected), "{error}");
+        }
+        let torchrun = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "29500")];
+        let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_ID", "1")];
+        for (launcher, stated) in
+            [(torchrun, ("MASTER_ADDR", "h:29500")), (slurm, ("SLURM_STEP_NODELIST", "n[3-1]"))]
+        {
+            let error = read(&[&launcher[..], &[stated]].concat()).unwrap_err().to_string();
+            let expected =
+                format!("{} is {:?}, but it must be a name or an address", stated.0, stated.1);
+            assert!(error.starts_with(&expected), "{error}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Errors of groups.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::time::Duration;
 
 use rdma_channel::ConnectError;
@@ -44,6 +44,45 @@ pub enum Error {
     SecretRequired {
         /// The address of rank 0.
         address: String,
+    },
+    /// The other ranks cannot connect to the address of rank 0, on any host.
+    #[error("{stated_by} states that rank 0 listens at {address}, but this must be {expected}")]
+    BadAddress {
+        /// The address of rank 0.
+        address: String,
+        /// The variable that states the address, `the program`, or `the configuration`.
+        stated_by: &'static str,
+        /// A description of valid addresses.
+        expected: &'static str,
+    },
+    /// Rank 0, which is this process, cannot listen at its address.
+    #[error(
+        "rank 0 on {host} cannot listen at {address}, which {stated_by} states: {source}{}", cure(.source)
+    )]
+    Listen {
+        /// The address of rank 0.
+        address: String,
+        /// The variable that states the address, `the program`, or `the configuration`.
+        stated_by: &'static str,
+        /// The host of this process.
+        host: String,
+        /// The kernel's error.
+        source: io::Error,
+    },
+    /// No process accepted connections at the address of rank 0 within the time limit of joining.
+    #[error(
+        "rank {rank} could not connect to rank 0 at {address} within {limit:?}: {source}: check that rank 0 runs, and \
+         that this is its address on all hosts"
+    )]
+    Unreachable {
+        /// The rank of this process.
+        rank: usize,
+        /// The address of rank 0.
+        address: String,
+        /// The limit.
+        limit: Duration,
+        /// The kernel's last error.
+        source: io::Error,
     },
     /// Ranks were missing at the time limit of joining.
     #[error(
@@ -159,6 +198,9 @@ rdma_types::debug_messages!(
         MissingVariable { variable, launcher },
         BadVariable { variable, value, expected },
         SecretRequired { address },
+        BadAddress { address, stated_by, expected },
+        Listen { address, stated_by, host, source },
+        Unreachable { rank, address, limit, source },
         Missing { ranks, hosts, world_size, limit, last_refused },
         Refused { address, rank, reason },
         Join { address, rank, reason },
@@ -182,6 +224,20 @@ impl Error {
 
 fn remedy(variable: &str) -> &'static str {
     if variable == "RDMA_MASTER" { ": set it to HOST:PORT of rank 0" } else { "" }
+}
+
+fn cure(listening: &io::Error) -> &'static str {
+    match listening.kind() {
+        ErrorKind::AddrInUse => {
+            ": another process listens there: check that rank 0 was started only once, and that no other program uses \
+             the port"
+        }
+        ErrorKind::AddrNotAvailable => {
+            ": this host does not have the address: start rank 0 on the host that has it, or state an address of this \
+             host"
+        }
+        _ => "",
+    }
 }
 
 fn of(hosts: &[String]) -> String {

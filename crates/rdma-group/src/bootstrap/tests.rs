@@ -1,6 +1,6 @@
 use std::io::{Read as _, Write as _};
 use std::iter;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, TcpStream};
 use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, ScopedJoinHandle};
@@ -11,16 +11,16 @@ use test_support::loopback::free_address;
 
 use super::link::VERSION;
 use super::link::tests::{header, invalid_headers};
+use super::master::{connect, listen};
 use super::*;
 
-const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
-fn settings(rank: usize, world_size: usize, master: SocketAddr) -> Settings {
-    let (master, hosts) = (master.to_string(), Vec::new());
-    Settings { rank, world_size, master, epoch: 0, secret: None, hosts }
+pub(super) fn settings(rank: usize, world_size: usize, master: SocketAddr) -> Settings {
+    Settings::new(rank, world_size, &master.to_string())
 }
 
-fn join_as(settings: &Settings, limit: Duration) -> Result<(Table, Star), Error> {
+pub(super) fn join_as(settings: &Settings, limit: Duration) -> Result<(Table, Star), Error> {
     let keys = Arc::new(Keys::new(settings.secret.as_deref().unwrap_or_default()));
     let port = u16::try_from(settings.rank).unwrap() + 1;
     join(settings, limit, &keys, |ip| {
@@ -39,7 +39,7 @@ fn stranger(master: SocketAddr) -> TcpStream {
     connect(&[master], Instant::now() + LIMIT).unwrap()
 }
 
-fn text<T>(result: Result<T, Error>) -> String {
+pub(super) fn text<T>(result: Result<T, Error>) -> String {
     result.err().unwrap().to_string()
 }
 
@@ -57,7 +57,7 @@ fn all_ranks_get_the_same_table() {
 }
 
 /// Listens at the address as rank 0, and joins no rank yet.
-fn root<'s>(settings: &'s Settings, keys: &'s Arc<Keys>, limit: Duration) -> Root<'s> {
+pub(super) fn root<'s>(settings: &'s Settings, keys: &'s Arc<Keys>, limit: Duration) -> Root<'s> {
     let listener = listen(&[settings.master.parse().unwrap()], settings.world_size).unwrap();
     let entry = |ip| Ok(Entry { address: (ip, 1).into(), host: "host0".to_owned() });
     Root::new(settings, limit, keys, listener, entry).unwrap()
@@ -137,6 +137,15 @@ fn all_ranks_can_connect_before_one_is_accepted() {
     assert_eq!(waiting.len(), ranks);
 }
 
+/// Runs rank 0 until another rank has joined.
+pub(super) fn serve_until_joined(root: &mut Root<'_>, rank: usize) {
+    while root.joined[rank].is_none() {
+        root.wait(Instant::now() + LIMIT).unwrap();
+        root.accept().unwrap();
+        root.serve();
+    }
+}
+
 #[test]
 fn missing_ranks_are_named_on_all_others() {
     let master = free_address();
@@ -147,11 +156,7 @@ fn missing_ranks_are_named_on_all_others() {
     thread::scope(|threads| {
         let other = spawn(threads, Settings { rank: 2, ..settings.clone() });
         let mut root = root(&settings, &keys, limit);
-        while root.joined[2].is_none() {
-            root.wait(Instant::now() + LIMIT).unwrap();
-            root.accept().unwrap();
-            root.serve();
-        }
+        serve_until_joined(&mut root, 2);
         let missing = "ranks [1, 3] of 4 did not join within 1ms; their hosts: b, d";
         assert_eq!(text(root.gather(Instant::now())), missing);
         let error = text(other.join().unwrap());

@@ -147,6 +147,7 @@ fn settings(rank: usize, network: &NetworkConfig, secret: Option<Vec<u8>>) -> Se
         rank,
         world_size: network.world_size(),
         master: master.unwrap_or_default(),
+        stated_by: "the configuration",
         epoch: 0,
         secret: secret.or_else(|| stated().map(String::into_bytes)),
         hosts: network.iter().map(|node| node.hostname.clone()).collect(),

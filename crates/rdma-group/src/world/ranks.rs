@@ -14,7 +14,7 @@ use crate::bootstrap::link::{Keys, Nonce, Tag, nonce};
 use crate::bootstrap::star::{Notice, Star};
 use crate::bootstrap::table::{Entry, Table};
 use crate::call::Call;
-use crate::environment::Settings;
+use crate::environment::{Settings, own_host};
 use crate::error::Error;
 use crate::run::{Mismatch, Run};
 
@@ -95,7 +95,7 @@ impl Ranks {
     ) -> Result<Self, Error> {
         let Settings { rank, world_size, ref secret, .. } = *settings;
         let keys = Arc::new(Keys::new(secret.as_deref().unwrap_or_default()));
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let host = own_host();
         let (table, star) = if world_size == 1 {
             let entries = vec![Entry { address: (Ipv4Addr::LOCALHOST, 0).into(), host }];
             (Table { session: [0; 16], entries }, Star::new(0, Vec::new()))

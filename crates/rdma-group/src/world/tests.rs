@@ -189,8 +189,7 @@ pub(crate) fn domain() -> ProtectionDomain {
 
 /// Returns the settings of a rank in the group of an epoch.
 fn settings(rank: usize, world_size: usize, master: &str, epoch: u64) -> Settings {
-    let (master, hosts) = (master.to_owned(), Vec::new());
-    Settings { rank, world_size, master, epoch, secret: None, hosts }
+    Settings { epoch, ..Settings::new(rank, world_size, master) }
 }
 
 /// Joins the group of an epoch.

@@ -1,0 +1,159 @@
+//! The address of rank 0, at which it listens and to which the other ranks connect.
+
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::environment::{HOST_AND_PORT, Settings, is_address, own_host};
+use crate::error::Error;
+
+/// The connections that wait to be accepted, if the group is not larger.
+const BACKLOG: usize = 1024;
+
+/// The shortest pause between attempts to connect to rank 0, and the shortest time of an attempt.
+const SHORTEST: Duration = Duration::from_millis(10);
+
+/// The maximum time of an attempt to connect to one of several addresses of rank 0, or to connect again.
+pub(super) const ATTEMPT: Duration = Duration::from_secs(3);
+
+/// Returns the addresses of rank 0.
+///
+/// # Errors
+/// [`Error::Io`] if they cannot be looked up within the limit, [`Error::BadAddress`] or [`Error::SecretRequired`].
+pub(super) fn addresses(settings: &Settings, limit: Duration) -> Result<Vec<SocketAddr>, Error> {
+    let Settings { master, stated_by, .. } = settings;
+    if !is_address(master) {
+        let (address, expected) = (master.clone(), HOST_AND_PORT);
+        return Err(Error::BadAddress { address, stated_by, expected });
+    }
+    let addresses = match master.parse() {
+        Ok(address) => vec![address],
+        Err(_) => {
+            let tried =
+                format!("looking up the address of rank 0, {master}, which {stated_by} states");
+            let name = master.clone();
+            look_up(limit, move || Ok(name.to_socket_addrs()?.collect()))
+                .map_err(Error::io(tried))?
+        }
+    };
+    check(settings, &addresses)?;
+    Ok(addresses)
+}
+
+/// Waits for the result of `resolve` on another thread, because the resolver has no limit. After the limit, that thread
+/// continues until the resolver returns.
+fn look_up(
+    limit: Duration,
+    resolve: impl FnOnce() -> io::Result<Vec<SocketAddr>> + Send + 'static,
+) -> io::Result<Vec<SocketAddr>> {
+    let (sender, resolved) = mpsc::channel();
+    // After the limit, no receiver is left.
+    let send = move || _ = sender.send(resolve());
+    thread::Builder::new().name("looks up rank 0".to_owned()).spawn(send)?;
+    resolved.recv_timeout(limit).unwrap_or_else(|error| match error {
+        RecvTimeoutError::Timeout => {
+            let text = format!(
+                "no answer within {limit:?}: check the name servers of this host, or use an IP address"
+            );
+            Err(io::Error::new(ErrorKind::TimedOut, text))
+        }
+        RecvTimeoutError::Disconnected => Err(io::Error::other("the look-up has panicked")),
+    })
+}
+
+/// Refuses addresses to which no rank can connect, and those that need a secret if there is none.
+fn check(settings: &Settings, addresses: &[SocketAddr]) -> Result<(), Error> {
+    let Settings { master, stated_by, secret, .. } = settings;
+    let (address, stated_by) = (master.clone(), *stated_by);
+    let all = || addresses.iter().map(|address| address.ip().to_canonical());
+    if all().any(|ip| ip.is_unspecified()) {
+        let expected = "the name or an address of its host, to which the other ranks can connect";
+        return Err(Error::BadAddress { address, stated_by, expected });
+    }
+    if secret.is_none() && !all().all(|ip| ip.is_loopback()) {
+        return Err(Error::SecretRequired { address });
+    }
+    Ok(())
+}
+
+/// Listens as rank 0.
+pub(super) fn listen_as_root(
+    settings: &Settings,
+    addresses: &[SocketAddr],
+    waiting: usize,
+) -> Result<TcpListener, Error> {
+    let Settings { ref master, stated_by, .. } = *settings;
+    let (address, host) = (master.clone(), own_host());
+    let failed = |source| Error::Listen { address, stated_by, host, source };
+    listen(addresses, waiting).map_err(failed)
+}
+
+/// Listens at the first address that works. That many ranks can connect before one is accepted, if the kernel allows it
+/// (`net.core.somaxconn`).
+pub(super) fn listen(addresses: &[SocketAddr], waiting: usize) -> io::Result<TcpListener> {
+    let listener = bind(addresses)?;
+    let waiting = i32::try_from(waiting.max(BACKLOG)).unwrap_or(i32::MAX);
+    // The standard library requests a shorter backlog. This call enlarges it.
+    rustix::net::listen(&listener, waiting)?;
+    Ok(listener)
+}
+
+/// Binds the first address that this host has. If another process listens there, others would connect to that process
+/// rather than to a later address.
+fn bind(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
+    let mut last = io::Error::from(ErrorKind::NotFound);
+    for address in addresses {
+        match TcpListener::bind(address) {
+            Err(error) if error.kind() != ErrorKind::AddrInUse => last = error,
+            result => return result,
+        }
+    }
+    Err(last)
+}
+
+/// Connects to rank 0 within the limit, which ends at `until`.
+pub(super) fn connect_to_root(
+    settings: &Settings,
+    addresses: &[SocketAddr],
+    limit: Duration,
+    until: Instant,
+) -> Result<TcpStream, Error> {
+    let (address, rank) = (settings.master.clone(), settings.rank);
+    let failed = |source| Error::Unreachable { rank, address, limit, source };
+    connect(addresses, until).map_err(failed)
+}
+
+/// Connects to rank 0, which may not listen yet.
+pub(super) fn connect(addresses: &[SocketAddr], until: Instant) -> io::Result<TcpStream> {
+    let mut pause = SHORTEST;
+    loop {
+        match attempt(addresses, until) {
+            Err(_) if Instant::now() < until => {
+                thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_millis(250));
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Tries to connect to each address of rank 0. Returns the last error if none accepts.
+pub(super) fn attempt(addresses: &[SocketAddr], until: Instant) -> io::Result<TcpStream> {
+    let mut last = io::Error::from(ErrorKind::NotFound);
+    for address in addresses {
+        let mut left = until.saturating_duration_since(Instant::now()).max(SHORTEST);
+        if addresses.len() > 1 {
+            left = left.min(ATTEMPT);
+        }
+        match TcpStream::connect_timeout(address, left) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+#[cfg(test)]
+mod tests;
