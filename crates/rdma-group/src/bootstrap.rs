@@ -155,6 +155,10 @@ struct Root<'s> {
     /// The ranks that have joined. Rank 0 has no link.
     joined: Vec<Option<(Option<Link>, Entry)>>,
     last_refused: Option<String>,
+    /// Whether all ranks are known to be on this host.
+    one_host: bool,
+    /// The reason why ranks on other hosts cannot join.
+    local_only: Option<String>,
 }
 
 impl<'s> Root<'s> {
@@ -167,13 +171,27 @@ impl<'s> Root<'s> {
     ) -> Result<Self, Error> {
         let failed = |source| Error::Io { tried: "preparing to listen".to_owned(), source };
         listener.set_nonblocking(true).map_err(failed)?;
-        let own = entry(listener.local_addr().map_err(failed)?.ip())?;
+        let ip = listener.local_addr().map_err(failed)?.ip();
+        let local_only = master::local_only(settings, ip);
+        if let Some(reason) = &local_only {
+            tracing::warn!("{reason}");
+        }
+        let own = entry(ip)?;
         let mut joined: Vec<_> = (0..settings.world_size).map(|_| None).collect();
         if let Some(place) = joined.first_mut() {
             *place = Some((None, own));
         }
-        let (half_open, last_refused) = (VecDeque::new(), None);
-        Ok(Self { settings, limit, keys, listener, half_open, joined, last_refused })
+        Ok(Self {
+            settings,
+            limit,
+            keys,
+            listener,
+            half_open: VecDeque::new(),
+            joined,
+            last_refused: None,
+            one_host: settings.is_one_host(ip),
+            local_only,
+        })
     }
 
     /// Waits until all ranks have joined, and sends them the table.
@@ -321,13 +339,17 @@ impl<'s> Root<'s> {
     fn refuse_all(mut self) -> Error {
         let ranks = self.joined.iter().enumerate().filter(|(_, joined)| joined.is_none());
         let ranks: Vec<_> = ranks.map(|(rank, _)| rank).collect();
-        let hosts = ranks.iter().filter_map(|rank| self.settings.hosts.get(*rank).cloned());
+        let own = self.joined.first().into_iter().flatten().map(|(_, entry)| &entry.host);
+        let own = own.filter(|_| self.one_host).next();
+        let host = |rank: &usize| self.settings.hosts.get(*rank).or(own).cloned();
+        let hosts = ranks.iter().filter_map(host).collect();
         let error = Error::Missing {
-            hosts: hosts.collect(),
+            hosts,
             ranks,
             world_size: self.settings.world_size,
             limit: self.limit,
             last_refused: self.last_refused.take(),
+            local_only: self.local_only.take(),
         };
         let reason = error.to_string();
         for (link, _) in self.joined.iter_mut().flatten() {

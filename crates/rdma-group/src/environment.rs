@@ -1,6 +1,6 @@
 //! The rank and the size of the group, as the launcher of the program states them in environment variables.
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::num::NonZero;
 use std::{fmt, iter};
 
@@ -14,6 +14,9 @@ const HOST_BYTES: usize = 255;
 
 /// The variable that states the address of rank 0 under any launcher.
 const MASTER: &str = "RDMA_MASTER";
+
+/// Slurm's list of the number of ranks on each host of the step, which is a single number if the step has one host.
+const TASKS_PER_NODE: &str = "SLURM_STEP_TASKS_PER_NODE";
 
 /// A description of valid addresses of rank 0.
 pub(crate) const HOST_AND_PORT: &str = "HOST:PORT of rank 0, with a port from 1 to 65535";
@@ -31,6 +34,8 @@ pub(crate) struct Settings {
     pub(crate) secret: Option<Vec<u8>>,
     /// The hosts of all ranks; empty if they are unknown before the ranks join.
     pub(crate) hosts: Vec<String>,
+    /// Whether all ranks are on one host; `None` if that is unknown.
+    pub(crate) one_host: Option<bool>,
 }
 
 /// Formats everything except the secret.
@@ -46,6 +51,8 @@ struct Launcher {
     name: &'static str,
     rank: &'static str,
     world_size: &'static str,
+    /// The variable with the number of ranks on this host.
+    local_size: &'static str,
     /// The variable that states the host of rank 0, unless `RDMA_MASTER` states its address.
     stated_by: &'static str,
     /// Returns the address of rank 0, unless `RDMA_MASTER` states it.
@@ -60,6 +67,7 @@ const LAUNCHERS: [Launcher; 5] = [
         name: "the launcher",
         rank: "RDMA_RANK",
         world_size: "RDMA_WORLD_SIZE",
+        local_size: "RDMA_LOCAL_WORLD_SIZE",
         stated_by: MASTER,
         master: only_stated,
         hosts: unknown,
@@ -68,6 +76,7 @@ const LAUNCHERS: [Launcher; 5] = [
         name: "torchrun",
         rank: "RANK",
         world_size: "WORLD_SIZE",
+        local_size: "LOCAL_WORLD_SIZE",
         stated_by: "MASTER_ADDR",
         master: of_torchrun,
         hosts: unknown,
@@ -76,6 +85,7 @@ const LAUNCHERS: [Launcher; 5] = [
         name: "Open MPI",
         rank: "OMPI_COMM_WORLD_RANK",
         world_size: "OMPI_COMM_WORLD_SIZE",
+        local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
         stated_by: MASTER,
         master: only_stated,
         hosts: unknown,
@@ -84,6 +94,7 @@ const LAUNCHERS: [Launcher; 5] = [
         name: "PMI",
         rank: "PMI_RANK",
         world_size: "PMI_SIZE",
+        local_size: "MPI_LOCALNRANKS",
         stated_by: MASTER,
         master: only_stated,
         hosts: unknown,
@@ -92,6 +103,7 @@ const LAUNCHERS: [Launcher; 5] = [
         name: "Slurm",
         rank: "SLURM_PROCID",
         world_size: "SLURM_NTASKS",
+        local_size: TASKS_PER_NODE,
         stated_by: "SLURM_STEP_NODELIST",
         master: of_slurm,
         hosts: of_block_distribution,
@@ -120,8 +132,16 @@ impl Variables<'_> {
 impl Settings {
     /// Returns the settings of a rank of a program that states the address of rank 0 itself.
     pub(crate) fn new(rank: usize, world_size: usize, master: &str) -> Self {
-        let (master, stated_by, hosts) = (master.to_owned(), "the program", Vec::new());
-        Self { rank, world_size, master, stated_by, epoch: 0, secret: None, hosts }
+        Self {
+            rank,
+            world_size,
+            master: master.to_owned(),
+            stated_by: "the program",
+            epoch: 0,
+            secret: None,
+            hosts: Vec::new(),
+            one_host: None,
+        }
     }
 
     /// Reads the variables of the first launcher whose rank is set.
@@ -151,6 +171,7 @@ impl Settings {
         }
         let rank = variables.number(launcher.rank)?;
         let world_size = variables.number(launcher.world_size)?;
+        let is_whole = |ranks: String| ranks.trim().parse() == Ok(world_size);
         Ok(Self {
             rank,
             world_size,
@@ -161,6 +182,17 @@ impl Settings {
             epoch: 0,
             secret: get("RDMA_GROUP_SECRET").map(String::into_bytes),
             hosts: (launcher.hosts)(&variables, world_size),
+            one_host: get(launcher.local_size).map(is_whole),
+        })
+    }
+
+    /// Returns true if all ranks are known to be on one host. `ip` is the IP address at which rank 0 listens. Only ranks
+    /// on this host can connect to a loopback address. But if it belongs to a host's name, others may look up another one.
+    pub(crate) fn is_one_host(&self, ip: IpAddr) -> bool {
+        self.one_host.unwrap_or_else(|| {
+            let host = self.master.rsplit_once(':').map_or(&*self.master, |(host, _)| host);
+            let is_literal = self.master.parse::<SocketAddr>().is_ok();
+            ip.to_canonical().is_loopback() && (is_literal || host == "localhost")
         })
     }
 }
@@ -219,7 +251,7 @@ fn of_block_distribution(variables: &Variables<'_>, world_size: usize) -> Vec<St
         return Vec::new();
     }
     let hosts = get("SLURM_STEP_NODELIST").map(|list| hosts_in(&list, world_size));
-    let tasks = get("SLURM_STEP_TASKS_PER_NODE").and_then(|tasks| tasks_in(&tasks, world_size));
+    let tasks = get(TASKS_PER_NODE).and_then(|tasks| tasks_in(&tasks, world_size));
     let (hosts, tasks) = (hosts.unwrap_or_default(), tasks.unwrap_or_default());
     let distribution = get("SLURM_DISTRIBUTION").unwrap_or("block".to_owned());
     let is_alone = distribution.starts_with("cyclic") && tasks.len() == world_size;
@@ -408,6 +440,42 @@ mod tests {
         }
         for wrong in ["0(x99999999999),6", "9223372036854775808(x2),6", "6,0,0,0"] {
             assert_eq!(hosts(wrong, ""), "", "{wrong}");
+        }
+    }
+
+    #[test]
+    fn launchers_state_whether_all_ranks_are_on_one_host() {
+        let local = [
+            ["RDMA_RANK", "RDMA_WORLD_SIZE", "RDMA_LOCAL_WORLD_SIZE"],
+            ["RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"],
+            ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"],
+            ["PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"],
+            ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE"],
+        ];
+        let of_slurm = ("2(x2)", Some(false));
+        for (launcher, [rank, size, local]) in local.into_iter().enumerate() {
+            let cases = [("4", Some(true)), ("2", Some(false)), ("", None)];
+            for (ranks, expected) in cases.into_iter().chain((launcher == 4).then_some(of_slurm)) {
+                let variables = [(rank, "0"), (size, "4"), ("RDMA_MASTER", "h:1"), (local, ranks)];
+                assert_eq!(read(&variables).unwrap().one_host, expected, "{local}={ranks}");
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_at_a_loopback_address_are_on_one_host_unless_it_belongs_to_a_name() {
+        let [loopback, other] = ["127.0.1.1", "192.0.2.1"].map(|ip| ip.parse().unwrap());
+        for (master, one_host, ip, expected) in [
+            ("127.0.1.1:7", None, loopback, true),
+            ("localhost:7", None, loopback, true),
+            ("node1:7", None, loopback, false),
+            ("node1:7", Some(true), loopback, true),
+            ("127.0.1.1:7", Some(false), loopback, false),
+            ("192.0.2.1:7", None, other, false),
+            ("192.0.2.1:7", Some(true), other, true),
+        ] {
+            let settings = Settings { one_host, ..Settings::new(0, 2, master) };
+            assert_eq!(settings.is_one_host(ip), expected, "{master}, {one_host:?}");
         }
     }
 

@@ -86,12 +86,14 @@ pub enum Error {
     },
     /// Ranks were missing at the time limit of joining.
     #[error(
-        "ranks {ranks:?} of {world_size} did not join within {limit:?}{}{}", of(.hosts), refused(.last_refused)
+        "ranks {ranks:?} of {world_size} did not join within {limit:?}{}{}{}",
+        of(.hosts), refused(.last_refused), after_semicolon(.local_only)
     )]
     Missing {
         /// The missing ranks.
         ranks: Vec<usize>,
-        /// Their hosts; empty if these are unknown, because the launcher does not state them.
+        /// Their hosts; empty if these are unknown, because the launcher does not state them, and other hosts can reach
+        /// the address of rank 0.
         hosts: Vec<String>,
         /// The size of the group.
         world_size: usize,
@@ -99,6 +101,8 @@ pub enum Error {
         limit: Duration,
         /// The last process that was refused, and the reason.
         last_refused: Option<String>,
+        /// The reason why ranks on other hosts cannot join, if rank 0 listens at a loopback address.
+        local_only: Option<String>,
     },
     /// Rank 0 refused this process.
     #[error("rank 0 at {address} did not accept rank {rank}: {reason}")]
@@ -201,7 +205,7 @@ rdma_types::debug_messages!(
         BadAddress { address, stated_by, expected },
         Listen { address, stated_by, host, source },
         Unreachable { rank, address, limit, source },
-        Missing { ranks, hosts, world_size, limit, last_refused },
+        Missing { ranks, hosts, world_size, limit, last_refused, local_only },
         Refused { address, rank, reason },
         Join { address, rank, reason },
         Io { tried, source },
@@ -241,11 +245,20 @@ fn cure(listening: &io::Error) -> &'static str {
 }
 
 fn of(hosts: &[String]) -> String {
-    if hosts.is_empty() { String::new() } else { format!("; their hosts: {}", hosts.join(", ")) }
+    match hosts {
+        [] => String::new(),
+        [first, rest @ ..] if rest.iter().all(|host| host == first) => {
+            format!("; their host: {first}")
+        }
+        _ => format!("; their hosts: {}", hosts.join(", ")),
+    }
 }
 
 pub(crate) fn refused(last: &Option<String>) -> String {
-    last.as_ref()
-        .map(|last| format!("; the last process that was refused: {last}"))
-        .unwrap_or_default()
+    let last = last.as_ref().map(|last| format!("the last process that was refused: {last}"));
+    after_semicolon(&last)
+}
+
+pub(crate) fn after_semicolon(text: &Option<String>) -> String {
+    text.as_ref().map(|text| format!("; {text}")).unwrap_or_default()
 }

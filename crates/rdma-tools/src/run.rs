@@ -23,8 +23,8 @@ const NOT_FOUND: u8 = 127;
 
 /// Starts a program several times on this host, as the ranks of a group
 ///
-/// Each process gets RDMA_RANK, RDMA_WORLD_SIZE, RDMA_MASTER and RDMA_GROUP_SECRET, with which it joins a group of the
-/// crate rdma-group. Rank 0 reads this program's standard input, and the others read none. If a rank fails, the others
+/// Each process gets RDMA_RANK, RDMA_WORLD_SIZE, RDMA_LOCAL_WORLD_SIZE, RDMA_MASTER and RDMA_GROUP_SECRET, with which it
+/// joins a group of the crate rdma-group. Rank 0 reads this program's standard input, and the others read none. If a rank fails, the others
 /// are ended. The exit status is 0, or that of the rank that failed first (128 plus the number of the signal that killed
 /// it).
 #[derive(Debug, clap::Args)]
@@ -77,6 +77,7 @@ fn command(arguments: &Arguments, rank: u32, group: &Group) -> Command {
     let mut words = arguments.program.iter();
     let mut command = Command::new(words.next().map(OsString::as_os_str).unwrap_or_default());
     command.args(words).env("RDMA_RANK", rank.to_string()).env("RDMA_WORLD_SIZE", &group.size);
+    command.env("RDMA_LOCAL_WORLD_SIZE", &group.size);
     command.env("RDMA_MASTER", &group.master).env("RDMA_GROUP_SECRET", &group.secret);
     if rank > 0 {
         command.stdin(Stdio::null());

@@ -7,6 +7,7 @@ use std::thread::{self, ScopedJoinHandle};
 
 use rustix::net::{AddressFamily, SocketType, bind, socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use test_support::events;
 use test_support::loopback::free_address;
 
 use super::link::VERSION;
@@ -162,6 +163,47 @@ fn missing_ranks_are_named_on_all_others() {
         let error = text(other.join().unwrap());
         assert_eq!(error, format!("rank 0 at {master} did not accept rank 2: {missing}"));
     });
+}
+
+/// Returns the error of a rank 0 at which no other rank joins, and the number of warnings.
+fn alone(settings: &Settings) -> (String, u32) {
+    let keys = Arc::new(Keys::new(b""));
+    let listener = listen(&[free_address()], 2).unwrap();
+    let entry = |ip| Ok(Entry { address: (ip, 1).into(), host: "host0".to_owned() });
+    events::count(
+        |event| event.level == tracing::Level::WARN,
+        || {
+            let root = Root::new(settings, LIMIT, &keys, listener, entry).unwrap();
+            text(root.gather(Instant::now()))
+        },
+    )
+}
+
+#[test]
+fn missing_ranks_are_on_the_host_of_rank_0_if_all_are_on_one_host() {
+    let missing = "ranks [1, 2] of 3 did not join within 60s";
+    let settings = |master| Settings::new(0, 3, master);
+    let of_one_host = Settings { one_host: Some(true), ..settings("node1:7") };
+    for settings in [settings("127.0.1.1:7"), of_one_host] {
+        assert_eq!(alone(&settings), (format!("{missing}; their host: host0"), 0));
+    }
+}
+
+#[test]
+fn rank_0_warns_if_its_name_has_a_loopback_address_that_other_hosts_do_not_reach() {
+    for settings in [
+        Settings::new(0, 2, "node1:7"),
+        Settings { one_host: Some(false), ..Settings::new(0, 2, "127.0.1.1:7") },
+    ] {
+        let (error, warnings) = alone(&settings);
+        let reason = format!(
+            "ranks [1] of 2 did not join within 60s; other hosts cannot connect to rank 0 at {}, which the program \
+             states, because it is 127.",
+            settings.master
+        );
+        assert!(error.starts_with(&reason), "{error}");
+        assert_eq!(warnings, 1);
+    }
 }
 
 #[test]

@@ -114,6 +114,11 @@ impl NetworkConfig {
         self.hosts.len()
     }
 
+    /// Returns these ranks with their hosts.
+    pub(super) fn with_hosts(&self, ranks: Vec<usize>) -> Vec<(usize, String)> {
+        ranks.into_iter().map(|rank| (rank, self.host(rank))).collect()
+    }
+
     /// Returns the name of a rank's host; empty if there is no such rank.
     pub(super) fn host(&self, rank: usize) -> String {
         self.get(rank).map(|node| node.hostname.clone()).unwrap_or_default()

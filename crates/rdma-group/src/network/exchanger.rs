@@ -16,7 +16,7 @@ use crate::bootstrap;
 use crate::bootstrap::link::{Keys, Kind, Link, after, wait_for};
 use crate::bootstrap::table::Entry;
 use crate::environment::{Settings, with_port};
-use crate::error::{Error, refused};
+use crate::error::{Error, after_semicolon, refused};
 
 /// The options of an exchange.
 #[derive(Clone)]
@@ -143,14 +143,13 @@ fn exchange(
 fn settings(rank: usize, network: &NetworkConfig, secret: Option<Vec<u8>>) -> Settings {
     let master = network.first().map(|root| with_port(&root.hostname, root.port));
     let stated = || std::env::var("RDMA_GROUP_SECRET").ok().filter(|secret| !secret.is_empty());
+    let hosts: Vec<_> = network.iter().map(|node| node.hostname.clone()).collect();
     Settings {
-        rank,
-        world_size: network.world_size(),
-        master: master.unwrap_or_default(),
         stated_by: "the configuration",
-        epoch: 0,
         secret: secret.or_else(|| stated().map(String::into_bytes)),
-        hosts: network.iter().map(|node| node.hostname.clone()).collect(),
+        one_host: Some(hosts.windows(2).all(|hosts| hosts[0] == hosts[1])),
+        hosts,
+        ..Settings::new(rank, network.world_size(), &master.unwrap_or_default())
     }
 }
 
@@ -218,7 +217,9 @@ impl Root<'_> {
             }
             let ready = wait_for(&files, self.until);
             if !ready.map_err(|source| ExchangeError::lost(0, network, source))? {
-                return Err(ExchangeError::timeout(missing, self.limit, network, None));
+                let (missing, limit) = (network.with_hosts(missing), self.limit);
+                let (last_refused, local_only) = (None, None);
+                return Err(ExchangeError::Timeout { missing, limit, last_refused, local_only });
             }
         }
     }
@@ -268,7 +269,10 @@ pub enum ExchangeError {
         most: usize,
     },
     /// Ranks were missing at the time limit.
-    #[error("{} did not take part within {limit:?}{}", list(.missing), refused(.last_refused))]
+    #[error(
+        "{} did not take part within {limit:?}{}{}",
+        list(.missing), refused(.last_refused), after_semicolon(.local_only)
+    )]
     Timeout {
         /// The missing ranks and their hosts.
         missing: Vec<(usize, String)>,
@@ -276,6 +280,8 @@ pub enum ExchangeError {
         limit: Duration,
         /// The last process that was refused, and the reason.
         last_refused: Option<String>,
+        /// The reason why ranks on other hosts cannot join, if rank 0 listens at a loopback address.
+        local_only: Option<String>,
     },
     /// A rank that had joined has ended, or did not follow the protocol. If it is rank 0, another rank may be the cause.
     #[error("the exchange with rank {rank} on {host} has failed: {reason}")]
@@ -294,7 +300,7 @@ pub enum ExchangeError {
 
 rdma_types::debug_messages!(enum ExchangeError {
     InvalidRank { rank, world_size }, SerdeError { rank, source }, MessageTooLarge { length, most },
-    Timeout { missing, limit, last_refused }, Lost { rank, host, reason }, Join(it),
+    Timeout { missing, limit, last_refused, local_only }, Lost { rank, host, reason }, Join(it),
 });
 
 fn list(ranks: &[(usize, String)]) -> String {
@@ -305,21 +311,12 @@ fn list(ranks: &[(usize, String)]) -> String {
 impl ExchangeError {
     fn of(error: Error, network: &NetworkConfig) -> Self {
         match error {
-            Error::Missing { ranks, limit, last_refused, .. } => {
-                Self::timeout(ranks, limit, network, last_refused)
+            Error::Missing { ranks, limit, last_refused, local_only, .. } => {
+                let missing = network.with_hosts(ranks);
+                Self::Timeout { missing, limit, last_refused, local_only }
             }
             other => Self::Join(other),
         }
-    }
-
-    fn timeout(
-        ranks: Vec<usize>,
-        limit: Duration,
-        network: &NetworkConfig,
-        last_refused: Option<String>,
-    ) -> Self {
-        let missing = ranks.into_iter().map(|rank| (rank, network.host(rank))).collect();
-        Self::Timeout { missing, limit, last_refused }
     }
 
     fn lost(rank: usize, network: &NetworkConfig, source: io::Error) -> Self {

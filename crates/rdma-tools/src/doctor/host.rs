@@ -71,7 +71,7 @@ fn rdma_core(machine: &Machine, is_needed: bool) -> Finding {
 }
 
 /// The environment variables that programs of this stack read.
-const VARIABLES: [&str; 26] = [
+const VARIABLES: [&str; 27] = [
     "RDMA_DEVICE",
     "RDMA_DROPIN_FILES",
     "RDMA_DROPIN_STATS",
@@ -80,6 +80,7 @@ const VARIABLES: [&str; 26] = [
     "RDMA_GROUP_SECRET",
     "RDMA_LIBIBVERBS",
     "RDMA_LIBRDMACM",
+    "RDMA_LOCAL_WORLD_SIZE",
     "RDMA_MASTER",
     "RDMA_PROVIDERS",
     "RDMA_RANK",

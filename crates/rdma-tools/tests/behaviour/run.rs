@@ -44,13 +44,13 @@ fn the_ranks_of_an_example_form_a_group() {
 
 #[test]
 fn each_rank_gets_the_variables_of_a_group() {
-    let script = "echo $RDMA_RANK $RDMA_WORLD_SIZE $RDMA_MASTER $RDMA_GROUP_SECRET $0";
+    let script = "echo $RDMA_RANK $RDMA_WORLD_SIZE $RDMA_MASTER $RDMA_GROUP_SECRET $0 $RDMA_LOCAL_WORLD_SIZE";
     let text = printed(&["run", "-n", "3", "sh", "-c", script, "-n"]);
     let mut lines: Vec<_> = text.lines().collect();
     lines.sort_unstable();
     let [first, ..] = lines[..] else { panic!("{text}") };
     let (_, shared) = first.split_once(' ').unwrap();
-    assert!(shared.starts_with("3 127.") && shared.ends_with(" -n"), "{shared}");
+    assert!(shared.starts_with("3 127.") && shared.ends_with(" -n 3"), "{shared}");
     assert_eq!(lines, [0, 1, 2].map(|rank| format!("{rank} {shared}")));
     assert_eq!(shared.split(' ').nth(2).map(str::len), Some(64), "{shared}");
 }
