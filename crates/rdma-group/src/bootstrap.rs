@@ -85,7 +85,13 @@ fn invalid(what: &str) -> io::Error {
 
 /// Receives the nonce of rank 0.
 fn challenge(link: &mut Link, until: Instant) -> io::Result<Nonce> {
-    let (_, challenge) = link.receive(until)?;
+    let challenge = link.receive(until).inspect_err(|error| {
+        if error.kind() == ErrorKind::InvalidData {
+            // Rank 0 then reports the same difference, for example in the versions.
+            link.offer(Kind::Goodbye, &[]);
+        }
+    });
+    let (_, challenge) = challenge?;
     Nonce::try_from(challenge).map_err(|_| invalid("the challenge has another length"))
 }
 
@@ -340,7 +346,7 @@ impl<'s> Root<'s> {
         let ranks = self.joined.iter().enumerate().filter(|(_, joined)| joined.is_none());
         let ranks: Vec<_> = ranks.map(|(rank, _)| rank).collect();
         let own = self.joined.first().into_iter().flatten().map(|(_, entry)| &entry.host);
-        let own = own.filter(|_| self.one_host).next();
+        let own = own.take(self.one_host.into()).next();
         let host = |rank: &usize| self.settings.hosts.get(*rank).or(own).cloned();
         let hosts = ranks.iter().filter_map(host).collect();
         let error = Error::Missing {

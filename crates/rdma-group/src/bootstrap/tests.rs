@@ -138,13 +138,18 @@ fn all_ranks_can_connect_before_one_is_accepted() {
     assert_eq!(waiting.len(), ranks);
 }
 
-/// Runs rank 0 until another rank has joined.
-pub(super) fn serve_until_joined(root: &mut Root<'_>, rank: usize) {
-    while root.joined[rank].is_none() {
+/// Runs rank 0 until this is true.
+fn serve_until(root: &mut Root<'_>, is_done: impl Fn(&Root<'_>) -> bool) {
+    while !is_done(root) {
         root.wait(Instant::now() + LIMIT).unwrap();
         root.accept().unwrap();
         root.serve();
     }
+}
+
+/// Runs rank 0 until another rank has joined.
+pub(super) fn serve_until_joined(root: &mut Root<'_>, rank: usize) {
+    serve_until(root, |root| root.joined[rank].is_some());
 }
 
 #[test]
@@ -278,24 +283,62 @@ fn a_rank_that_is_dropped_before_it_has_joined_connects_again() {
     });
 }
 
+/// Runs rank 0 until it has refused the process at this address. Returns the reason that its error states.
+fn refusal(mut root: Root<'_>, of: SocketAddr) -> String {
+    serve_until(&mut root, |root| root.last_refused.is_some());
+    let error = text(root.gather(Instant::now()));
+    let (missing, refused) = error.split_once("; the last process that was refused: ").unwrap();
+    assert!(missing.starts_with("ranks [1] of 2 did not join within "), "{error}");
+    refused.strip_prefix(&format!("{of}: ")).unwrap().to_owned()
+}
+
 #[test]
 fn the_last_process_that_was_refused_is_named_if_ranks_are_missing() {
     let master = free_address();
     let (settings, keys) = (settings(0, 2, master), Arc::new(Keys::new(b"")));
-    let mut root = root(&settings, &keys, LIMIT);
+    let root = root(&settings, &keys, LIMIT);
     let mut stranger = stranger(master);
     stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-    root.accept().unwrap();
-    while root.last_refused.is_none() {
-        root.wait(Instant::now() + LIMIT).unwrap();
-        root.serve();
+    let reason = refusal(root, stranger.local_addr().unwrap());
+    assert_eq!(reason, "the process at the other end is not of a group");
+}
+
+/// Returns the reason of an end, if the other end has this version.
+fn other_version(version: u16) -> String {
+    format!(
+        "the other end has version {version}, but this end has {VERSION}: use the same version on all ranks"
+    )
+}
+
+#[test]
+fn a_rank_of_another_version_is_named_on_rank_0() {
+    let master = free_address();
+    let (settings, keys) = (settings(0, 2, master), Arc::new(Keys::new(b"")));
+    for version in [VERSION - 1, VERSION + 1] {
+        let root = root(&settings, &keys, LIMIT);
+        let mut stranger = stranger(master);
+        stranger.write_all(&header(version, Kind::Goodbye as u8, 0)).unwrap();
+        assert_eq!(refusal(root, stranger.local_addr().unwrap()), other_version(version));
     }
-    let error = text(root.gather(Instant::now()));
-    let refused = format!(
-        "; the last process that was refused: {}: the process at the other end is not of a group",
-        stranger.local_addr().unwrap()
-    );
-    assert!(error.starts_with("ranks [1] of 2 ") && error.ends_with(&refused), "{error}");
+}
+
+/// The rank sends a frame before it fails. So rank 0 of the other version names this one.
+#[test]
+fn a_rank_0_of_another_version_is_named_and_gets_the_version_of_the_rank() {
+    for version in [VERSION - 1, VERSION + 1] {
+        let master = free_address();
+        let listener = TcpListener::bind(master).unwrap();
+        thread::scope(|threads| {
+            let rank = spawn(threads, settings(1, 2, master));
+            let (mut root, _) = listener.accept().unwrap();
+            root.write_all(&header(version, Kind::Challenge as u8, 16)).unwrap();
+            let mut received = Vec::new();
+            root.read_to_end(&mut received).unwrap();
+            assert!(received.starts_with(&header(VERSION, Kind::Goodbye as u8, 0)), "{received:?}");
+            let expected = format!("rank 1 could not join at {master}: ") + &other_version(version);
+            assert_eq!(text(rank.join().unwrap()), expected);
+        });
+    }
 }
 
 #[test]
@@ -328,12 +371,18 @@ fn another_secret_is_named_at_both_ends() {
         let secret = Some(secret.as_bytes().to_vec());
         Settings { secret, ..settings(rank, 2, master) }
     };
+    let (of_root, keys) = (with(0, "one"), Arc::new(Keys::new(b"one")));
+    let mut root = root(&of_root, &keys, LIMIT);
+    let expected = "the other end has another secret: set RDMA_GROUP_SECRET";
     thread::scope(|threads| {
-        let root = spawn(threads, with(0, "one"));
-        let error = text(spawn(threads, with(1, "other")).join().unwrap());
-        assert!(error.contains("another secret: set RDMA_GROUP_SECRET"), "{error}");
+        let other = spawn(threads, with(1, "other"));
+        serve_until(&mut root, |root| root.last_refused.is_some());
+        let refused = root.last_refused.as_ref().unwrap();
+        assert!(refused.contains(expected), "{refused}");
+        let error = text(other.join().unwrap());
+        assert!(error.contains(expected), "{error}");
         let other = spawn(threads, with(1, "one"));
-        assert!(root.join().unwrap().is_ok() && other.join().unwrap().is_ok());
+        assert!(root.gather(Instant::now() + LIMIT).is_ok() && other.join().unwrap().is_ok());
     });
 }
 
