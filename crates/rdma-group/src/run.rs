@@ -22,6 +22,38 @@ pub(crate) const MESSAGE_BYTES: usize = HEADER_BYTES + DATA_BYTES;
 /// Transfers of at most this length in bytes are sent in messages, and longer ones in long pieces.
 const SHORT_BYTES: usize = 2 * DATA_BYTES;
 
+/// The lengths in bytes at which transfers are divided.
+#[derive(Clone, Copy)]
+pub(crate) struct Lengths {
+    /// The maximum length of the data of a message.
+    data: usize,
+    /// The maximum length of a transfer that is sent in messages only.
+    short: usize,
+    /// The maximum length of a long piece.
+    piece: usize,
+}
+
+/// The lengths of all groups. Only tests of schedules in memory use shorter ones.
+pub(crate) const LENGTHS: Lengths =
+    Lengths { data: DATA_BYTES, short: SHORT_BYTES, piece: PIECE_BYTES };
+
+impl Lengths {
+    /// Returns true if a transfer is sent in long pieces.
+    pub(crate) const fn is_long<T>(&self, transfer: &Transfer) -> bool {
+        block_bytes::<T>(transfer) > self.short
+    }
+
+    /// Returns the part of a transfer's range in a piece. A transfer has at least one piece.
+    fn part_of<T>(&self, transfer: &Transfer, piece: usize) -> Option<Range<usize>> {
+        let bytes = if self.is_long::<T>(transfer) { self.piece } else { self.data };
+        let elements = (bytes / size_of::<T>().max(1)).max(1);
+        let range = &transfer.range;
+        let start = range.start + piece * elements;
+        let is_part = piece == 0 || start < range.end;
+        is_part.then(|| start..(start + elements).min(range.end))
+    }
+}
+
 /// The number of bytes of a long piece that are combined at a time. They fit in the first-level cache of a processor,
 /// together with the elements of this rank.
 const COMBINED_BYTES: usize = 16 << 10;
@@ -52,6 +84,7 @@ pub(crate) struct Prepared {
     peers: Vec<usize>,
     /// A message that is sent, or data of a long piece that was received.
     scratch: Vec<u8>,
+    lengths: Lengths,
 }
 
 impl Prepared {
@@ -59,7 +92,7 @@ impl Prepared {
         let mut peers: Vec<_> = schedule.iter().flatten().map(|it| it.peer).collect();
         peers.sort_unstable();
         peers.dedup();
-        Self { schedule, peers, scratch: Vec::new() }
+        Self { schedule, peers, scratch: Vec::new(), lengths: LENGTHS }
     }
 }
 
@@ -96,7 +129,7 @@ impl<'a, T: Pod> Run<'a, T> {
 
     /// Returns the part of the transfer's range in the current piece.
     fn part(&self, transfer: &Transfer) -> Option<Range<usize>> {
-        part_of::<T>(transfer, self.piece)
+        self.prepared.lengths.part_of::<T>(transfer, self.piece)
     }
 
     /// Returns the next step, and takes it as done if it is a send.
@@ -135,7 +168,7 @@ impl<'a, T: Pod> Run<'a, T> {
 
     /// Returns true if a part is too long for a message, so that it is written to the peer.
     pub(crate) fn is_written(&self, part: &Range<usize>) -> bool {
-        self.bytes(part).len() > DATA_BYTES
+        self.bytes(part).len() > self.prepared.lengths.data
     }
 
     /// Returns true if the rank reads the clock after it has sent a part: after each long one, and in every 32nd round.
@@ -232,12 +265,14 @@ impl<'a, T: Pod> Run<'a, T> {
 
     /// Returns the length of the block of each piece that this rank still receives from a peer, in bytes.
     fn blocks_from(&self, peer: usize) -> impl Iterator<Item = usize> {
-        let rounds = self.prepared.schedule.iter().enumerate().skip(self.round);
+        let Prepared { schedule, lengths, .. } = &*self.prepared;
+        let rounds = schedule.iter().enumerate().skip(self.round);
         rounds.flat_map(move |(at, round)| {
             let is_current = at == self.round;
             let first = if is_current { self.piece } else { 0 };
             let passed = if is_current { self.done.saturating_sub(round.len()) } else { 0 };
-            let has = |transfer: &Transfer, piece| part_of::<T>(transfer, piece).is_some();
+            let has =
+                move |transfer: &Transfer, piece| lengths.part_of::<T>(transfer, piece).is_some();
             let pieces = (first..).take_while(move |piece| round.iter().any(|it| has(it, *piece)));
             pieces.flat_map(move |piece| {
                 let rest = round.iter().skip(if piece == first { passed } else { 0 });
@@ -317,9 +352,11 @@ impl<'a, T: Pod> Run<'a, T> {
 
     /// Returns the ranks that write long pieces to this rank. A rank may be returned several times.
     pub(crate) fn writers(&self) -> impl Iterator<Item = usize> {
-        let transfers = self.prepared.schedule.iter().flatten();
-        let writes =
-            |transfer: &&Transfer| transfer.action != Action::Send && is_long::<T>(transfer);
+        let Prepared { schedule, lengths, .. } = &*self.prepared;
+        let transfers = schedule.iter().flatten();
+        let writes = |transfer: &&Transfer| {
+            transfer.action != Action::Send && lengths.is_long::<T>(transfer)
+        };
         transfers.filter(writes).map(|transfer| transfer.peer)
     }
 
@@ -333,24 +370,9 @@ impl<'a, T: Pod> Run<'a, T> {
     }
 }
 
-/// Returns the part of a transfer's range in a piece. A transfer has at least one piece.
-fn part_of<T>(transfer: &Transfer, piece: usize) -> Option<Range<usize>> {
-    let bytes = if is_long::<T>(transfer) { PIECE_BYTES } else { DATA_BYTES };
-    let elements = (bytes / size_of::<T>().max(1)).max(1);
-    let range = &transfer.range;
-    let start = range.start + piece * elements;
-    let is_part = piece == 0 || start < range.end;
-    is_part.then(|| start..(start + elements).min(range.end))
-}
-
 /// Returns the length of the block of a transfer in bytes.
 const fn block_bytes<T>(transfer: &Transfer) -> usize {
     (transfer.range.end - transfer.range.start) * size_of::<T>()
-}
-
-/// Returns true if a transfer is sent in long pieces.
-pub(crate) const fn is_long<T>(transfer: &Transfer) -> bool {
-    block_bytes::<T>(transfer) > SHORT_BYTES
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use crate::call::{Call, Kind};
 use crate::collective::Collective;
 use crate::group::buffer::{Buffer, Memory as _};
 use crate::reduction::{Reduction, combine};
-use crate::run::{HEADER_BYTES, Prepared, is_long};
+use crate::run::{HEADER_BYTES, LENGTHS, Prepared};
 use crate::schedule::{Action, BarrierAlgorithm, Blocks, Member, Schedule, Transfer};
 
 /// The variable that selects the deaths: `all`, or by default three of each collective.
@@ -51,6 +51,11 @@ impl Case {
     fn schedule(&self, rank: usize, size: usize) -> Schedule {
         self.collective.schedule(Member { rank, size }, self.len, 8)
     }
+}
+
+/// Returns the lengths of blocks.
+pub(crate) fn counts(blocks: &Blocks, size: usize) -> Vec<usize> {
+    (0..size).map(|rank| blocks.block(rank).len()).collect()
 }
 
 const BARRIER: Case = Case {
@@ -161,7 +166,7 @@ fn deaths(size: usize) -> Vec<Death> {
 
 /// Returns the number of elements in a piece of a transfer.
 const fn piece_of(transfer: &Transfer) -> usize {
-    if is_long::<u64>(transfer) { LONG_PIECE } else { PIECE }
+    if LENGTHS.is_long::<u64>(transfer) { LONG_PIECE } else { PIECE }
 }
 
 /// Returns the sends and receives of a schedule in order. The range of each is that of its piece.
