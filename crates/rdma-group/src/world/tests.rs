@@ -1,23 +1,21 @@
 //! Ranks that die before each step of each collective. The ranks are processes, blocking or asynchronous, and the
 //! survivors join again with the next epoch.
 
-use std::io::Write as _;
+mod deadlines;
+mod strangers;
+
 use std::net::TcpStream;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Output;
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::{env, process};
 
 use test_support::loopback::free_address;
 use test_support::program::this_program;
 
 use super::lane::PIECE_BYTES;
-use super::ranks::Greeting;
 use super::*;
 #[cfg(feature = "async")]
 use crate::aio::world::tests::Asynchronous;
-use crate::bootstrap::link::Tag;
 use crate::call::{Call, Kind};
 use crate::collective::Collective;
 use crate::group::buffer::{Buffer, Memory as _};
@@ -45,11 +43,29 @@ struct Case {
     collective: Collective,
     len: usize,
     registered: bool,
+    /// Whether ranks die in it only if all deaths are selected.
+    is_rare: bool,
 }
 
 impl Case {
+    const fn new(collective: Collective, len: usize) -> Self {
+        Self { collective, len, registered: false, is_rare: false }
+    }
+
     fn schedule(&self, rank: usize, size: usize) -> Schedule {
-        self.collective.schedule(Member { rank, size }, self.len, 8)
+        let member = Member { rank, size };
+        match &self.collective {
+            // Two buffers, as in `all_to_all_v`. Each pair of ranks exchanges the block whose number is their sum.
+            Collective::AllToAll { sent, offset, .. } if *offset > 0 => {
+                let mut counts = counts(sent, size);
+                counts.rotate_left(rank);
+                let sent = Blocks::of(&counts).unwrap();
+                let (received, offset) = (sent.clone(), *offset);
+                let collective = Collective::AllToAll { sent, received, offset };
+                collective.schedule(member, self.len, 8)
+            }
+            collective => collective.schedule(member, self.len, 8),
+        }
     }
 }
 
@@ -58,11 +74,7 @@ pub(crate) fn counts(blocks: &Blocks, size: usize) -> Vec<usize> {
     (0..size).map(|rank| blocks.block(rank).len()).collect()
 }
 
-const BARRIER: Case = Case {
-    collective: Collective::Barrier(BarrierAlgorithm::Dissemination),
-    len: 0,
-    registered: false,
-};
+const BARRIER: Case = Case::new(Collective::Barrier(BarrierAlgorithm::Dissemination), 0);
 
 /// A rank that dies.
 #[derive(Clone, Debug)]
@@ -94,6 +106,7 @@ fn collectives(size: usize) -> Vec<Case> {
     let even = |len| Blocks::even(len, size);
     let all_to_all = |len| Collective::AllToAll { sent: even(len), received: even(len), offset: 0 };
     let all_reduce = Collective::AllReduce { is_commutative: true };
+    let ordered = Collective::AllReduce { is_commutative: false };
     let scatter_reduced =
         |is_commutative, len| Collective::ReduceScatter { is_commutative, blocks: even(len) };
     let slices = vec![
@@ -106,16 +119,27 @@ fn collectives(size: usize) -> Vec<Case> {
         (Collective::Scatter { root, blocks: even(short) }, short),
         (Collective::AllGather { blocks: even(short) }, short),
         (Collective::AllGather { blocks: even(long) }, long),
-        (Collective::AllGather { blocks: even(longest) }, longest),
         (all_to_all(2 * size), 2 * size),
         (Collective::Reduce { root }, short),
         (all_reduce.clone(), short),
         (all_reduce.clone(), long),
         (all_reduce.clone(), longest),
+        (ordered.clone(), short),
         (scatter_reduced(true, short), short),
         (scatter_reduced(false, short), short),
     ];
     let one = LONG_PIECE + 100;
+    // Longer blocks from ordinary memory.
+    let staged = [
+        (Collective::Broadcast { root }, one),
+        (Collective::Gather { root, blocks: even(longest) }, longest),
+        (Collective::Scatter { root, blocks: even(longest) }, longest),
+        (Collective::AllGather { blocks: even(longest) }, longest),
+        (all_to_all(longest), longest),
+        (Collective::Reduce { root }, one),
+        (scatter_reduced(true, longest), longest),
+        (ordered.clone(), one),
+    ];
     let registered = [
         (Collective::Broadcast { root }, one),
         (Collective::Gather { root, blocks: even(longest) }, longest),
@@ -125,9 +149,39 @@ fn collectives(size: usize) -> Vec<Case> {
         (Collective::Reduce { root }, one),
         (all_reduce, longest),
         (scatter_reduced(true, longest), longest),
+        (ordered, one),
     ];
-    let case = |registered| move |(collective, len)| Case { collective, len, registered };
-    slices.into_iter().map(case(false)).chain(registered.map(case(true))).collect()
+    let frequent = slices.into_iter().map(|(collective, len)| Case::new(collective, len));
+    let case = |registered| move |(collective, len)| (collective, len, registered);
+    let rare = staged.into_iter().map(case(false)).chain(uneven(size).map(case(false)));
+    let rare = rare.chain(registered.map(case(true))).enumerate();
+    let rare = rare.map(|(i, (collective, len, registered))| {
+        let is_rare = i % 7 != 0;
+        Case { registered, is_rare, ..Case::new(collective, len) }
+    });
+    frequent.chain(rare).collect()
+}
+
+/// Returns the collectives whose blocks have different lengths. Some are empty, and the last is long.
+fn uneven(size: usize) -> impl Iterator<Item = (Collective, usize)> {
+    let root = 1;
+    let block = |rank| match rank {
+        0 => 0,
+        rank if rank + 1 == size => LONG_PIECE + 100,
+        rank => rank % 2 * (PIECE + 100),
+    };
+    let blocks = Blocks::of(&(0..size).map(block).collect::<Vec<_>>()).unwrap();
+    let (len, sent) = (blocks.len(), blocks.clone());
+    let few = Blocks::of(&(0..size).map(|rank| rank % 2).collect::<Vec<_>>()).unwrap();
+    let few_len = few.len();
+    [
+        (Collective::Gather { root, blocks: blocks.clone() }, len),
+        (Collective::Scatter { root, blocks: blocks.clone() }, len),
+        (Collective::AllGather { blocks: blocks.clone() }, len),
+        (Collective::AllGather { blocks: few }, few_len),
+        (Collective::AllToAll { sent, received: blocks, offset: len }, 2 * len),
+    ]
+    .into_iter()
 }
 
 /// Returns the deaths of a group in the order in which they occur.
@@ -135,7 +189,7 @@ fn deaths(size: usize) -> Vec<Death> {
     let all = env::var(DEATHS).is_ok_and(|which| which == "all");
     let mut deaths = Vec::new();
     for (i, case) in collectives(size).into_iter().enumerate() {
-        if case.registered && !all && i % 4 != 0 {
+        if case.is_rare && !all {
             continue;
         }
         let ranks = if all { 0..size } else { i % size..i % size + 1 };
@@ -199,12 +253,19 @@ fn settings(rank: usize, world_size: usize, master: &str, epoch: u64) -> Setting
 
 /// Joins the group of an epoch.
 fn world(rank: usize, size: usize, master: &str, epoch: u64) -> World {
-    World::join(&domain(), &settings(rank, size, master, epoch), [LIMIT; 2]).unwrap()
+    blocking(settings(rank, size, master, epoch))
+}
+
+fn blocking(settings: Settings) -> World {
+    World::join(&domain(), &settings, [LIMIT; 2]).unwrap()
 }
 
 /// A rank, blocking or asynchronous.
 pub(crate) trait Rank {
     fn ranks(&self) -> &Ranks;
+
+    /// Sets the limit of later calls.
+    fn set_limit(&mut self, limit: Duration);
 
     fn pool(&self) -> &BufferPool;
 
@@ -215,11 +276,18 @@ pub(crate) trait Rank {
     fn die_in(&mut self, run: Run<'_, u64>, steps: usize, writes: bool) -> Result<(), Error>;
 
     fn connect_to(&mut self, rank: usize, call: Call) -> Result<(), Error>;
+
+    /// [Dies](die) after that many steps of connecting to a rank.
+    fn die_connecting(&mut self, peer: usize, steps: usize) -> Result<(), Error>;
 }
 
 impl Rank for World {
     fn ranks(&self) -> &Ranks {
         &self.ranks
+    }
+
+    fn set_limit(&mut self, limit: Duration) {
+        self.ranks.limit = limit;
     }
 
     fn pool(&self) -> &BufferPool {
@@ -250,6 +318,10 @@ impl Rank for World {
     fn connect_to(&mut self, rank: usize, call: Call) -> Result<(), Error> {
         Self::connect_to(self, rank, call).map(drop)
     }
+
+    fn die_connecting(&mut self, peer: usize, steps: usize) -> Result<(), Error> {
+        die_connecting(self, peer, steps)
+    }
 }
 
 /// Returns the next piece of a run, which is written to a peer.
@@ -273,10 +345,16 @@ fn with_run<W: Rank>(
     let mut slice = vec![1_u64; other];
     buffer.fill(1);
     let elements = if case.registered { buffer.elements() } else { slice.elements() };
-    let sum = combine(Reduction::Sum);
+    let combine = combine(match case.collective {
+        Collective::AllReduce { is_commutative: false }
+        | Collective::ReduceScatter { is_commutative: false, .. } => {
+            Reduction::Custom(&|lower, _| lower)
+        }
+        _ => Reduction::Sum,
+    });
     let schedule = case.schedule(world.ranks().own, world.ranks().entries.len());
     let mut prepared = Prepared::new(schedule);
-    part(world, Run::new(call, &mut prepared, elements, Some(&*sum)))
+    part(world, Run::new(call, &mut prepared, elements, Some(&*combine)))
 }
 
 /// Runs a collective.
@@ -332,7 +410,7 @@ fn die_connecting(world: &mut World, peer: usize, steps: usize) -> Result<(), Er
     })
 }
 
-const CONNECT: Call = Call {
+pub(crate) const CONNECT: Call = Call {
     kind: Kind::Connect as u8,
     variant: 0,
     number: 0,
@@ -358,6 +436,7 @@ fn live(death: &Death, world: &mut impl Rank) {
                 false => execute(world, case, 1),
             })
         }
+        Moment::Connecting(peer, steps) if dies => world.die_connecting(*peer, *steps),
         Moment::Connecting(peer, _) if rank == *peer => world.connect_to(death.rank, CONNECT),
         Moment::Connecting(..) => Ok(()),
     };
@@ -381,16 +460,12 @@ fn process_of_a_rank() {
     let [rank, size, first] = [rank, size, first].map(|number| number.parse().unwrap());
     for (epoch, death) in deaths(size).iter().enumerate().skip(first) {
         let settings = settings(rank, size, master, epoch as u64);
-        match death.moment {
-            Moment::Connecting(peer, steps) if death.rank == rank => {
-                let mut world = World::join(&domain(), &settings, [LIMIT; 2]).unwrap();
-                die_connecting(&mut world, peer, steps).unwrap();
-            }
+        match is_async {
             #[cfg(feature = "async")]
-            _ if is_async == "true" => live(death, &mut Asynchronous::join(settings)),
+            "true" => live(death, &mut Asynchronous::join(settings)),
             _ => {
                 assert_eq!(is_async, "false");
-                live(death, &mut World::join(&domain(), &settings, [LIMIT; 2]).unwrap());
+                live(death, &mut blocking(settings));
             }
         }
     }
@@ -441,110 +516,4 @@ fn the_death_of_a_rank_before_each_step_is_named_on_all_others() {
 #[test]
 fn the_death_of_a_rank_before_each_step_is_named_on_all_asynchronous_ranks() {
     all_deaths(5, true);
-}
-
-/// Connects to a rank again and again. Each connection is wrong in one of several ways. Calls `attacked` after some of
-/// them.
-fn attack(address: SocketAddr, ended: &AtomicBool, attacked: impl Fn()) {
-    let pd = domain();
-    let claims = [&0_u64.to_le_bytes()[..], &[7; size_of::<Nonce>() + size_of::<Tag>()]].concat();
-    let mut open = Vec::new();
-    for round in 0.. {
-        if ended.load(Ordering::Relaxed) {
-            return;
-        }
-        if round == 8 {
-            attacked();
-        }
-        match round % 4 {
-            0 => open.extend(TcpStream::connect(address).ok()),
-            1 => {
-                let stranger = TcpStream::connect(address);
-                // The rank may have dropped the connection.
-                let _ = stranger.and_then(|mut stranger| stranger.write_all(&[0x55; 100]));
-            }
-            2 => open.clear(),
-            // Claims to be rank 0.
-            _ => {
-                let builder = pd.create_channel().user_bytes(&claims);
-                let refused =
-                    builder.rendezvous_timeout(Duration::from_millis(100)).connect(address);
-                assert!(refused.is_err());
-            }
-        }
-    }
-}
-
-/// Runs all collectives while strangers connect to each rank. `join` joins as a rank.
-fn run_during_attacks<W: Rank>(join: impl Fn(Settings) -> W + Sync) {
-    let (size, master, ended) = (3, free_address().to_string(), AtomicBool::new(false));
-    let (attacked, all_called) = (Barrier::new(2 * size), Barrier::new(size));
-    thread::scope(|threads| {
-        let rank = |rank| {
-            let (master, ended, join) = (&*master, &ended, &join);
-            let (attacked, all_called) = (&attacked, &all_called);
-            threads.spawn(move || {
-                let mut world = join(settings(rank, size, master, 0));
-                let address = world.ranks().entries[rank].address;
-                threads.spawn(move || attack(address, ended, || _ = attacked.wait()));
-                attacked.wait();
-                let mut cases = (0..).zip(collectives(size));
-                let called = cases.try_for_each(|(call, case)| execute(&mut world, &case, call));
-                // A rank that ends before the others is lost.
-                all_called.wait();
-                called
-            })
-        };
-        let ranks: Vec<_> = (0..size).map(rank).collect();
-        let results: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
-        ended.store(true, Ordering::Relaxed);
-        assert!(results.iter().all(Result::is_ok), "{results:?}");
-    });
-}
-
-#[test]
-fn ranks_run_collectives_while_strangers_connect_to_them() {
-    run_during_attacks(|settings| World::join(&domain(), &settings, [LIMIT; 2]).unwrap());
-}
-
-#[cfg(feature = "async")]
-#[test]
-fn asynchronous_ranks_run_collectives_while_strangers_connect_to_them() {
-    run_during_attacks(Asynchronous::join);
-}
-
-#[test]
-fn the_greeting_of_an_earlier_connection_is_refused() {
-    let master = &*free_address().to_string();
-    thread::scope(|threads| {
-        threads.spawn(move || {
-            let mut world = world(1, 2, master, 0);
-            [(); 2].map(|()| world.connect_to(0, CONNECT).unwrap())
-        });
-        let mut world = world(0, 2, master, 0);
-        let mut listener = || {
-            let announced = world.call(|world, connections| {
-                let until = after(LIMIT);
-                world.connect(connections, &[1], None, until)?;
-                let message = world.receive(1, at(&mut connections.peers, 1)?, until)?;
-                let (address, challenge) = world.ranks.announced(1, CONNECT, &message)?;
-                Ok((address, world.ranks.greet(1, challenge)?))
-            });
-            announced.unwrap()
-        };
-        let pd = domain();
-        let connect = |address, greeting: &Greeting| {
-            let builder = pd.create_channel().user_bytes(&greeting.bytes);
-            builder.rendezvous_timeout(LIMIT).connect(address)
-        };
-        let (address, greeting) = listener();
-        let (_channel, answer) = connect(address, &greeting).unwrap();
-        let (address, next) = listener();
-        let replayed = connect(address, &greeting);
-        assert!(matches!(replayed, Err(ConnectError::Rejected(_))), "{replayed:?}");
-        let connected = connect(address, &next);
-        let ranks = &world.ranks;
-        assert!(ranks.connected(1, &next.nonces, Ok(((), answer))).is_err());
-        assert!(ranks.connected(1, &next.nonces, connected).is_ok());
-    });
 }

@@ -4,7 +4,7 @@ use rdma_mem::BufferPool;
 use tokio::runtime::{Builder, Runtime};
 
 use super::*;
-use crate::world::tests::{LIMIT, Rank, die, domain, next_written};
+use crate::world::tests::{CONNECT, LIMIT, Rank, die, domain, next_written};
 
 /// A rank whose runtime has a single thread.
 pub(crate) struct Asynchronous {
@@ -25,6 +25,10 @@ impl Rank for Asynchronous {
         &self.world.ranks
     }
 
+    fn set_limit(&mut self, limit: Duration) {
+        self.world.ranks.limit = limit;
+    }
+
     fn pool(&self) -> &BufferPool {
         self.world.pool.as_blocking()
     }
@@ -43,6 +47,14 @@ impl Rank for Asynchronous {
 
     fn connect_to(&mut self, rank: usize, call: Call) -> Result<(), Error> {
         self.runtime.block_on(self.world.connect_to(rank, call)).map(drop)
+    }
+
+    fn die_connecting(&mut self, peer: usize, steps: usize) -> Result<(), Error> {
+        self.runtime.block_on(async {
+            let (mut connections, call) = self.world.begin()?;
+            let result = call.world.die_connecting(&mut connections, peer, steps).await;
+            call.end(connections, result).await
+        })
     }
 }
 
@@ -66,5 +78,45 @@ impl World {
             self.write(rank, at(peers, rank)?, (&mut run, &part), staged, until).await?;
         }
         die(self.ranks.own)
+    }
+    async fn die_connecting(
+        &mut self,
+        connections: &mut Connections,
+        peer: usize,
+        steps: usize,
+    ) -> Result<(), Failure> {
+        let own = self.ranks.own;
+        let dies_after = |done| {
+            if steps == done {
+                die(own);
+            }
+        };
+        dies_after(0);
+        let until = after(LIMIT);
+        self.connect(connections, &[peer], None, until).await?;
+        dies_after(1);
+        let peers = &mut connections.peers;
+        let options = ConnectionOptions::new(&self.pd).rendezvous_timeout(LIMIT);
+        if peer > own {
+            let message = self.receive(peer, at(peers, peer)?, until).await?;
+            dies_after(2);
+            let (address, challenge) = self.ranks.announced(peer, CONNECT, &message)?;
+            let greeting = self.ranks.greet(peer, challenge)?;
+            let _begun = TcpStream::connect(address).await.unwrap();
+            dies_after(3);
+            let options = options.user_bytes(&greeting.bytes);
+            let _connection = self.driver.connect(address, options).await.unwrap();
+            die(own);
+        }
+        let listener = self.driver.listen(self.ranks.any_port(), options).await.unwrap();
+        let (challenge, message) = Ranks::announce(CONNECT, listener.local_addr().port())?;
+        self.send(peer, &at(peers, peer)?.messages, &message, until).await?;
+        self.flush(peers, &[peer], until).await;
+        dies_after(2);
+        let client = listener.incoming().await.unwrap();
+        dies_after(3);
+        let answer = self.ranks.admit_only(peer, client.user_bytes(), challenge).unwrap();
+        let _connection = client.accept(&answer).unwrap();
+        die(own)
     }
 }

@@ -1,0 +1,115 @@
+//! Strangers that connect to ranks, and greetings that are sent again.
+
+use std::io::Write as _;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+use crate::bootstrap::link::Tag;
+use crate::world::ranks::Greeting;
+
+/// Connects to a rank again and again. Each connection is wrong in one of several ways. Calls `attacked` after some of
+/// them.
+fn attack(address: SocketAddr, ended: &AtomicBool, attacked: impl Fn()) {
+    let pd = domain();
+    let claims = [&0_u64.to_le_bytes()[..], &[7; size_of::<Nonce>() + size_of::<Tag>()]].concat();
+    let mut open = Vec::new();
+    for round in 0.. {
+        if ended.load(Ordering::Relaxed) {
+            return;
+        }
+        if round == 8 {
+            attacked();
+        }
+        match round % 4 {
+            0 => open.extend(TcpStream::connect(address).ok()),
+            1 => {
+                let stranger = TcpStream::connect(address);
+                // The rank may have dropped the connection.
+                let _ = stranger.and_then(|mut stranger| stranger.write_all(&[0x55; 100]));
+            }
+            2 => open.clear(),
+            // Claims to be rank 0.
+            _ => {
+                let builder = pd.create_channel().user_bytes(&claims);
+                let refused =
+                    builder.rendezvous_timeout(Duration::from_millis(100)).connect(address);
+                assert!(refused.is_err());
+            }
+        }
+    }
+}
+
+/// Runs all collectives while strangers connect to each rank. `join` joins as a rank.
+fn run_during_attacks<W: Rank>(join: impl Fn(Settings) -> W + Sync) {
+    let (size, master, ended) = (3, free_address().to_string(), AtomicBool::new(false));
+    let (attacked, all_called) = (Barrier::new(2 * size), Barrier::new(size));
+    thread::scope(|threads| {
+        let rank = |rank| {
+            let (master, ended, join) = (&*master, &ended, &join);
+            let (attacked, all_called) = (&attacked, &all_called);
+            threads.spawn(move || {
+                let mut world = join(settings(rank, size, master, 0));
+                let address = world.ranks().entries[rank].address;
+                threads.spawn(move || attack(address, ended, || _ = attacked.wait()));
+                attacked.wait();
+                let mut cases = (0..).zip(collectives(size));
+                let called = cases.try_for_each(|(call, case)| execute(&mut world, &case, call));
+                // A rank that ends before the others is lost.
+                all_called.wait();
+                called
+            })
+        };
+        let ranks: Vec<_> = (0..size).map(rank).collect();
+        let results: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+        ended.store(true, Ordering::Relaxed);
+        assert!(results.iter().all(Result::is_ok), "{results:?}");
+    });
+}
+
+#[test]
+fn ranks_run_collectives_while_strangers_connect_to_them() {
+    run_during_attacks(|settings| World::join(&domain(), &settings, [LIMIT; 2]).unwrap());
+}
+
+#[cfg(feature = "async")]
+#[test]
+fn asynchronous_ranks_run_collectives_while_strangers_connect_to_them() {
+    run_during_attacks(Asynchronous::join);
+}
+
+#[test]
+fn the_greeting_of_an_earlier_connection_is_refused() {
+    let master = &*free_address().to_string();
+    thread::scope(|threads| {
+        threads.spawn(move || {
+            let mut world = world(1, 2, master, 0);
+            [(); 2].map(|()| world.connect_to(0, CONNECT).unwrap())
+        });
+        let mut world = world(0, 2, master, 0);
+        let mut listener = || {
+            let announced = world.call(|world, connections| {
+                let until = after(LIMIT);
+                world.connect(connections, &[1], None, until)?;
+                let message = world.receive(1, at(&mut connections.peers, 1)?, until)?;
+                let (address, challenge) = world.ranks.announced(1, CONNECT, &message)?;
+                Ok((address, world.ranks.greet(1, challenge)?))
+            });
+            announced.unwrap()
+        };
+        let pd = domain();
+        let connect = |address, greeting: &Greeting| {
+            let builder = pd.create_channel().user_bytes(&greeting.bytes);
+            builder.rendezvous_timeout(LIMIT).connect(address)
+        };
+        let (address, greeting) = listener();
+        let (_channel, answer) = connect(address, &greeting).unwrap();
+        let (address, next) = listener();
+        let replayed = connect(address, &greeting);
+        assert!(matches!(replayed, Err(ConnectError::Rejected(_))), "{replayed:?}");
+        let connected = connect(address, &next);
+        let ranks = &world.ranks;
+        assert!(ranks.connected(1, &next.nonces, Ok(((), answer))).is_err());
+        assert!(ranks.connected(1, &next.nonces, connected).is_ok());
+    });
+}
