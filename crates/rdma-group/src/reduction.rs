@@ -138,3 +138,78 @@ pub(crate) fn combine<'f, T: Number>(reduction: Reduction<'f, T>) -> Box<Combine
         Reduction::Custom(f) => Box::new(move |own, bytes, side| each(own, bytes, side, f)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+
+    use super::*;
+
+    /// Combines elements of a lower rank with those of a higher one, on each of both ranks.
+    fn combined<T: Number>(reduction: Reduction<'_, T>, lower: &[T], higher: &[T]) -> [Vec<T>; 2] {
+        let combine = combine(reduction);
+        let [mut on_lower, mut on_higher] = [lower.to_vec(), higher.to_vec()];
+        combine(&mut on_lower, bytemuck::cast_slice(higher), Side::Higher);
+        combine(&mut on_higher, bytemuck::cast_slice(lower), Side::Lower);
+        [on_lower, on_higher]
+    }
+
+    /// Checks a row: two numbers, their sum, the least one, and the greatest one. `bits` distinguishes zeros.
+    fn check<T: Number + Debug, B: PartialEq + Debug>(rows: &[[T; 5]], bits: impl Fn(&T) -> B) {
+        let column = |at: usize| rows.iter().map(|row| row[at]).collect::<Vec<_>>();
+        let bits = |values: &[T]| values.iter().map(&bits).collect::<Vec<_>>();
+        let [one, other] = [0, 1].map(column);
+        let reductions = [Reduction::Sum, Reduction::Min, Reduction::Max];
+        for (reduction, expected) in reductions.into_iter().zip([2, 3, 4].map(column)) {
+            for [lower, higher] in [[&one, &other], [&other, &one]] {
+                for found in combined(reduction, lower, higher) {
+                    assert_eq!(bits(&found), bits(&expected), "{reduction:?} of {rows:?}");
+                }
+            }
+        }
+        let first = combined(Reduction::Custom(&|lower, _| lower), &one, &other);
+        let last = combined(Reduction::Custom(&|_, higher| higher), &one, &other);
+        for (first, last) in first.iter().zip(&last) {
+            assert_eq!((bits(first), bits(last)), (bits(&one), bits(&other)));
+        }
+    }
+
+    macro_rules! check_integers {
+        ($($number:ident)+) => {$({
+            let [least, greatest] = [$number::MIN, $number::MAX];
+            let rows = [
+                [1, 2, 3, 1, 2],
+                [0, 7, 7, 0, 7],
+                // The sums wrap around.
+                [greatest, 1, least, 1, greatest],
+                [greatest, greatest, greatest.wrapping_mul(2), greatest, greatest],
+                [least, greatest, least.wrapping_add(greatest), least, greatest],
+                [least, least, least.wrapping_mul(2), least, least],
+            ];
+            check::<$number, _>(&rows, |number| *number);
+        })+};
+    }
+
+    macro_rules! check_floats {
+        ($($number:ident)+) => {$({
+            let [nan, infinite, greatest] = [$number::NAN, $number::INFINITY, $number::MAX];
+            let rows = [
+                [1.5, -2.0, -0.5, -2.0, 1.5],
+                [greatest, greatest, infinite, greatest, greatest],
+                [infinite, -infinite, nan, -infinite, infinite],
+                // The least and the greatest of NaN and a number is the number.
+                [nan, 1.0, nan, 1.0, 1.0],
+                [nan, -infinite, nan, -infinite, -infinite],
+                [nan, nan, nan, nan, nan],
+            ];
+            // NaN has several representations.
+            check::<$number, _>(&rows, |number| (!number.is_nan()).then(|| number.to_bits()));
+        })+};
+    }
+
+    #[test]
+    fn all_numbers_are_reduced_as_documented_in_both_orders() {
+        check_integers! { u8 i8 u16 i16 u32 i32 u64 i64 }
+        check_floats! { f32 f64 }
+    }
+}
