@@ -1,5 +1,7 @@
 //! Groups whose collectives are futures.
 
+mod cancelled;
+
 use std::future::{Future, IntoFuture as _};
 use std::pin::pin;
 use std::process::abort;
@@ -100,39 +102,6 @@ fn poll_once<F: Future>(future: F) -> Poll<F::Output> {
 
 fn begin(future: impl Future) {
     assert!(poll_once(future).is_pending());
-}
-
-#[test]
-fn a_dropped_call_is_named_on_all_others() {
-    for dropped in [0, 2] {
-        // Before the call is dropped, all ranks have completed the barrier. Afterwards, they enter the next one.
-        let [completed, entered] = [(); 2].map(|()| Barrier::new(3));
-        let results = mixed(
-            3,
-            |rank| rank == dropped,
-            |group| {
-                group.barrier().unwrap();
-                completed.wait();
-                entered.wait();
-                text(group.barrier())
-            },
-            |group| {
-                wait(group.barrier()).unwrap();
-                completed.wait();
-                begin(group.broadcast((dropped + 1) % 3, &mut [0_u8; 100_000]));
-                entered.wait();
-                text(wait(group.barrier()))
-            },
-        );
-        for (rank, error) in results.into_iter().enumerate() {
-            let expected = match rank == dropped {
-                true => "the group was closed by an earlier error",
-                false => "has closed the group: its call was cancelled",
-            };
-            assert!(error.contains(expected), "rank {rank}: {error}");
-            assert!(rank == dropped || error.starts_with(&format!("rank {dropped} ")), "{error}");
-        }
-    }
 }
 
 /// A function that waits for such a call would wait for its own end.
