@@ -31,6 +31,11 @@ pub(crate) fn run<T>(work: impl Future<Output = T>) -> T {
         .block_on(work)
 }
 
+/// Runs this on one thread, whose clock a test may stop.
+pub(crate) fn run_in_one_thread<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+}
+
 pub(crate) fn endpoint() -> Endpoint {
     rdma_soft::install();
     Endpoint::new(&open_device("soft0").unwrap()).unwrap()
