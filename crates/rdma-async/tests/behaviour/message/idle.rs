@@ -45,8 +45,9 @@ async fn idle_streams(count: u32) {
         streams.push((one, Stream::new(other.unwrap(), &pool, options).await.unwrap()));
     }
     talk(&mut streams).await;
-    let usage = pool.as_blocking().usage();
-    assert!(usage.used_bytes <= 2 * count as usize * (16 << 10), "{usage:?}");
+    let (usage, each) = (pool.as_blocking().usage(), options.registered_bytes());
+    assert!(each <= 16 << 10, "{each}");
+    assert_eq!(usage.used_bytes, 2 * count as usize * each, "{usage:?}");
     let before = ticks().unwrap();
     sleep(Duration::from_millis(500)).await;
     let used = ticks().unwrap() - before;

@@ -6,7 +6,9 @@ use std::time::Duration;
 use rdma_async::message::{Options, Stream};
 use rdma_async::{Connection, Pool};
 use rdma_qp::prelude::*;
+use rdma_soft::{Builder, Network};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::{sleep, timeout};
 
 use super::rig::{byte, check, endpoint, fill, stream_and_peer, streams, write_random};
 use crate::common::host::Host;
@@ -99,6 +101,48 @@ fn a_stream_that_does_not_linger_resets_its_peer() {
             assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
         });
     }
+}
+
+/// Virtual time, so that the peer neither reads nor sends until the time is over.
+#[test]
+fn a_dropped_stream_whose_peer_does_not_read_is_reset_after_its_linger() {
+    let (network, linger) = (Network::simulated(12), Duration::from_secs(5));
+    let names = ["linger-drops", "linger-reads"];
+    for name in names {
+        Builder::new(name).network(&network).install().unwrap();
+    }
+    network.block_on(async {
+        let short = Options::new().receives(4).frame_bytes(256).window_bytes(1024).linger(linger);
+        let hosts = names.map(Host::new);
+        let [one, other] = hosts
+            .each_ref()
+            .map(|host| host.driver.prepare(short.fit(host.pd.create_qp())).unwrap());
+        let (at_one, at_other) = (one.endpoint(), other.endpoint());
+        let (one, other) = (one.handshake(at_other).unwrap(), other.handshake(at_one).unwrap());
+        let [pool, others] = hosts.each_ref().map(|host| Pool::from(host.pool.clone()));
+        let mut one = Stream::new(one, &pool, short).await.unwrap();
+        let mut other = Stream::new(other, &others, short).await.unwrap();
+        let mut sent = 0;
+        let is_full = loop {
+            let piece: Vec<u8> = (sent..sent + 100).map(byte).collect();
+            match timeout(Duration::from_secs(1), one.write(&piece)).await {
+                Ok(written) => sent += written.unwrap() as u64,
+                Err(elapsed) => break elapsed,
+            }
+        };
+        assert!(sent > 0, "{is_full}");
+        drop(one);
+        let step = Duration::from_millis(10);
+        sleep(linger - step).await;
+        assert!(pool.usage().buffers > 0, "reset too early");
+        sleep(2 * step).await;
+        assert_eq!(pool.usage().buffers, 0, "not reset");
+        let mut all = Vec::new();
+        let cut_off = other.read_to_end(&mut all).await.unwrap_err();
+        assert_eq!(cut_off.kind(), ErrorKind::ConnectionReset, "{cut_off}");
+        // All of it had arrived, but not the end.
+        assert_eq!(check(0, &all), sent);
+    });
 }
 
 #[test]

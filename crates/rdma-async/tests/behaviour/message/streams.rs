@@ -229,6 +229,31 @@ fn bytes_that_were_read_exactly_leave_memory_for_the_next_ones_and_the_end() {
 }
 
 #[test]
+fn a_write_all_that_is_dropped_has_written_a_prefix() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let (mut client, mut server) = streams(&endpoint(device), short()).await;
+            // Afterwards, the client knows the credit of the server.
+            client.write_all(&[byte(0)]).await.unwrap();
+            assert_eq!(server.read_u8().await.unwrap(), byte(0));
+            // More than the server has memory for.
+            let all: Vec<u8> = (1..10_000).map(byte).collect();
+            let mut writes = Box::pin(client.write_all(&all));
+            for _ in 0..20 {
+                assert!(poll_once(&mut writes).is_pending());
+                tokio::task::yield_now().await;
+            }
+            drop(writes);
+            let mut found = Vec::new();
+            let (shut, read) = tokio::join!(client.shutdown(), server.read_to_end(&mut found));
+            (shut.unwrap(), read.unwrap());
+            assert!((1..all.len()).contains(&found.len()), "{}", found.len());
+            check(1, &found);
+        });
+    }
+}
+
+#[test]
 fn a_vectored_write_sends_all_slices_in_order() {
     run_in_one_thread(|| async {
         let (mut client, mut server) = streams(&endpoint("soft0"), short()).await;

@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_channel::message::{ConnectionError, MessageError, Messages, Options, Stream};
 use rdma_channel::{Buffer, Channel, Wait};
@@ -23,7 +23,7 @@ fn write_until_it_fails(stream: &mut Stream) -> ErrorKind {
 }
 
 /// Bytes that are not a frame.
-fn garbage(rig: &Rig) -> Buffer {
+pub(super) fn garbage(rig: &Rig) -> Buffer {
     let text = b"certainly not a frame";
     let mut garbage = rig.pool.allocate(text.len()).unwrap();
     garbage.copy_from_slice(text);
@@ -70,6 +70,29 @@ fn a_stream_that_does_not_linger_resets_its_peer() {
         assert!(!all.is_empty(), "what had arrived is read before the error");
         let error = server.write_all(b"late").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+    });
+}
+
+#[test]
+fn a_dropped_stream_whose_peer_does_not_read_is_reset_after_its_linger() {
+    on_each(|rig| {
+        let linger = Duration::from_millis(40);
+        let rig = rig.within(Duration::from_millis(20));
+        let (mut client, mut server) = rig.streams(short().linger(linger));
+        while client.write(b"first").is_err() {}
+        // Afterwards, the client's window is full, so its end cannot be sent.
+        while client.write(&bytes(100)).is_ok() {}
+        let (start, buffers) = (Instant::now(), rig.pool.usage().buffers);
+        drop(client);
+        // The client frees its memory after the reset.
+        while rig.pool.usage().buffers == buffers {
+            thread::yield_now();
+        }
+        assert!(start.elapsed() >= linger);
+        let mut all = Vec::new();
+        let cut_off = server.read_to_end(&mut all).unwrap_err();
+        assert_eq!(cut_off.kind(), ErrorKind::ConnectionReset, "{cut_off}");
+        assert!(all.starts_with(b"first"), "what had arrived is read before the error");
     });
 }
 
@@ -146,15 +169,20 @@ pub(super) const CREDIT: u32 = 16;
 /// Receives the hello of the victim, and sends that of a peer.
 pub(super) fn open(rig: &Rig, peer: &mut Channel) {
     peer.receive_into(&mut rig.pool.allocate(4096).unwrap()).unwrap();
+    peer.send_from(&hello(rig, Mode::Messages)).unwrap();
+}
+
+/// The hello of a peer.
+pub(super) fn hello(rig: &Rig, mode: Mode) -> Buffer {
     let hello = Hello {
         version: Hello::VERSION,
-        mode: Mode::Messages,
+        mode,
         fetches: true,
         receive_bytes: 4096,
         max_message: 1 << 20,
         calls: 0,
     };
-    peer.send_from(&frame(rig, Body::Hello(hello))).unwrap();
+    frame(rig, Body::Hello(hello))
 }
 
 /// The memory of a frame without bytes of a message.

@@ -217,6 +217,26 @@ fn a_posted_message_that_exceeds_its_limit_is_not_sent() {
     });
 }
 
+/// The message has more frames than the peer has receives, and the peer processes none until it receives.
+#[test]
+fn a_flush_waits_until_the_device_of_the_peer_has_all_messages() {
+    on_each(|rig| {
+        let (client, server) = rig.within(Duration::from_millis(20)).messages(short());
+        let long = bytes(5000);
+        while let Err(error) = client.post(&long) {
+            assert!(is_late(&error), "{error}");
+        }
+        let error = client.flush().unwrap_err();
+        assert!(is_late(&error), "{error}");
+        thread::scope(|threads| {
+            threads.spawn(|| assert!(*server.receive().unwrap().unwrap() == long[..]));
+            while let Err(error) = client.flush() {
+                assert!(is_late(&error), "{error}");
+            }
+        });
+    });
+}
+
 #[test]
 fn a_message_after_a_write_arrives_after_its_bytes() {
     on_each(|rig| {
