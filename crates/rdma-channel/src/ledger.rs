@@ -35,6 +35,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::mem;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rdma_connect::{
@@ -105,6 +106,8 @@ pub(crate) struct Ledger {
     /// Closed after the queue pairs, so that a peer that sees the end of the stream has received everything that was
     /// sent before.
     pub(crate) watch: Option<Box<Watch>>,
+    /// The address of the peer, if the channel was made by address.
+    pub(crate) peer_addr: Option<SocketAddr>,
     #[cfg(debug_assertions)]
     checks: Cell<u32>,
 }
@@ -156,6 +159,7 @@ impl Ledger {
             copies: None,
             pd,
             watch: None,
+            peer_addr: None,
             #[cfg(debug_assertions)]
             checks: Cell::new(0),
         }

@@ -1,6 +1,7 @@
 //! Watching a stream to the peer, which ends when the peer is gone.
 
 use std::cell::Cell;
+#[cfg(feature = "cm")]
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process;
@@ -11,7 +12,7 @@ use rdma_connect::{CloseReason, Farewell, KeepAlive, Until};
 #[cfg(feature = "cm")]
 use rdma_connect::{ConnectError, cm};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvFlags, SendFlags, Shutdown, getpeername, recv, send, shutdown};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
 /// A channel's stream to its peer, which is kept until the channel is dropped.
 #[derive(Debug)]
@@ -39,10 +40,9 @@ enum Origin {
     Rendezvous,
     /// The program.
     Program,
-    /// A connection by rdma_cm to this address. The stream is the connection's file. The ID is taken when the watch is
-    /// dropped.
+    /// A connection by rdma_cm. The stream is the connection's file. The ID is taken when the watch is dropped.
     #[cfg(feature = "cm")]
-    Cm(Option<rdma_cm::ConnectionId>, SocketAddr),
+    Cm(Option<rdma_cm::ConnectionId>),
 }
 
 /// The minimum time between two checks of the stream by a channel that does not sleep.
@@ -71,7 +71,7 @@ impl Watch {
     ) -> Result<Self, ConnectError> {
         let failed = |error| cm::failed(error, || format!("watching the connection to {address}"));
         let file = id.file().map_err(failed)?;
-        Ok(Self::new(&file, limit, Origin::Cm(Some(id), address)))
+        Ok(Self::new(&file, limit, Origin::Cm(Some(id))))
     }
 
     fn new(stream: &Arc<OwnedFd>, limit: Option<Duration>, origin: Origin) -> Self {
@@ -121,16 +121,6 @@ impl Watch {
         (Arc::clone(&self.stream), self.events())
     }
 
-    /// Returns the address of the other end of a rendezvous.
-    pub(crate) fn peer_addr(&self) -> Option<SocketAddr> {
-        match self.origin {
-            Origin::Rendezvous => getpeername(&*self.stream).ok()??.try_into().ok(),
-            Origin::Program => None,
-            #[cfg(feature = "cm")]
-            Origin::Cm(_, address) => Some(address),
-        }
-    }
-
     pub(crate) fn stream(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
@@ -141,7 +131,7 @@ impl Watch {
         match self.origin {
             Origin::Rendezvous | Origin::Program => PollFlags::RDHUP,
             #[cfg(feature = "cm")]
-            Origin::Cm(..) => PollFlags::RDHUP.union(PollFlags::IN),
+            Origin::Cm(_) => PollFlags::RDHUP.union(PollFlags::IN),
         }
     }
 
@@ -159,7 +149,7 @@ impl Watch {
                 Origin::Rendezvous => Some(end_of(&self.stream, true, limit)),
                 Origin::Program => Some(end_of(&self.stream, false, limit)),
                 #[cfg(feature = "cm")]
-                Origin::Cm(id, _) => {
+                Origin::Cm(id) => {
                     let id = id.as_ref();
                     id.and_then(|id| Some(cm::gone(&id.wait(Duration::ZERO).ok()?, id.context())))
                 }
@@ -205,7 +195,7 @@ impl Drop for Watch {
                 send_farewell(&self.stream, &self.own_farewell.get());
             }
             #[cfg(feature = "cm")]
-            Origin::Cm(id, _) if is_open => {
+            Origin::Cm(id) if is_open => {
                 let farewell = self.own_farewell.get().to_frame();
                 // If this fails, the ID is dropped, which disconnects, too.
                 let _ = id.take().map(|id| id.disconnect(&farewell));

@@ -211,10 +211,10 @@ impl Messages {
         })?
     }
 
-    /// Returns the address of the peer's stream.
+    /// Returns the address of the peer.
     ///
     /// # Errors
-    /// `Unsupported` if the channel was not made by address, or neither end watches.
+    /// `Unsupported` if the channel was not made by address.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.session.peer_addr()
     }

@@ -155,7 +155,7 @@ impl<P: Drive> Session<P> {
             linger: linger_of(options),
             pool: pool.clone(),
             pd: ledger.pd.clone(),
-            peer: ledger.watch.as_ref().and_then(|watch| watch.peer_addr()),
+            peer: ledger.peer_addr,
             state: Mutex::new(State {
                 protocol: protocol(&limits)?,
                 requests,
@@ -173,13 +173,13 @@ impl<P: Drive> Session<P> {
         &self.pool
     }
 
-    /// Returns the address of the peer's stream.
+    /// Returns the address of the peer.
     ///
     /// # Errors
-    /// `Unsupported` if the channel was not made by address, or has kept no stream.
+    /// `Unsupported` if the channel was not made by address.
     pub(super) fn peer_addr(&self) -> io::Result<SocketAddr> {
         let lacks =
-            || io::Error::new(ErrorKind::Unsupported, "the channel has no stream to its peer");
+            || io::Error::new(ErrorKind::Unsupported, "the channel was not made by address");
         self.peer.ok_or_else(lacks)
     }
 

@@ -139,10 +139,10 @@ impl Stream {
         self.writer.shutdown()
     }
 
-    /// Returns the address of the peer's stream.
+    /// Returns the address of the peer.
     ///
     /// # Errors
-    /// `Unsupported` if the channel was not made by address, or neither end watches.
+    /// `Unsupported` if the channel was not made by address.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.reader.peer_addr()
     }

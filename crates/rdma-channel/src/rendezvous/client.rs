@@ -50,6 +50,7 @@ pub(super) fn connect(
     span.record("qpn", channel.qpn().map(display));
     server.send(&server.client.ready())?;
     let Greeting { user_bytes, watches, .. } = server.receive(Client::verdict)?;
+    channel.ledger.peer_addr = Some(address);
     if watches || watch.is_some() {
         let stream = Arc::new(server.stream.into());
         channel.ledger.watch = Some(Box::new(Watch::of_rendezvous(&stream, *watch)));

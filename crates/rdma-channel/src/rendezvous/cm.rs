@@ -243,6 +243,7 @@ fn finish(
     let (qp, id) = connection.into_parts();
     let mut channel = rest.channel(qp)?;
     channel.ledger.watch = Some(Box::new(Watch::of_cm(id, address, watch)?));
+    channel.ledger.peer_addr = Some(address);
     Ok(channel)
 }
 
@@ -269,6 +270,7 @@ pub(super) fn accept_next(
             Some(end) => clients.refuse(format!("{address}: {end}")),
             None => {
                 channel.ledger.watch = Some(Box::new(Watch::of_cm(id, address, watch)?));
+                channel.ledger.peer_addr = Some(address);
                 return Ok(channel);
             }
         }

@@ -168,6 +168,7 @@ fn accept_by_tcp(
     let watches = watch.is_some();
     let greeting = Greeting { user_bytes: user_bytes.into(), watches, talks: false };
     let stream = client.accept(greeting).inspect_err(|error| clients.refuse(error.to_string()))?;
+    client.end.ledger.peer_addr = Some(client.address);
     if client.greeting.watches || watches {
         client.end.ledger.watch = Some(Box::new(Watch::of_rendezvous(stream.stream(), watch)));
     }

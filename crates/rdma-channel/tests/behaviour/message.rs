@@ -4,6 +4,7 @@ mod ends;
 mod messages;
 mod offers;
 mod process;
+mod reports;
 mod rig;
 mod streams;
 mod threads;

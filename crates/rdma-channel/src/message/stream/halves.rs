@@ -41,7 +41,7 @@ impl ReadHalf {
         Ok(self.current.take().map(chunk))
     }
 
-    /// Returns the address of the peer's stream.
+    /// Returns the address of the peer.
     ///
     /// # Errors
     /// Same errors as [`Stream::peer_addr`](super::Stream::peer_addr).
@@ -133,7 +133,7 @@ impl WriteHalf {
         })?
     }
 
-    /// Returns the address of the peer's stream.
+    /// Returns the address of the peer.
     ///
     /// # Errors
     /// Same errors as [`Stream::peer_addr`](super::Stream::peer_addr).

@@ -30,6 +30,8 @@ pub(super) struct Rig {
     wait: Wait,
     /// The time limit of the calls of clients, if there is one.
     limit: Option<Duration>,
+    /// Whether no end watches the other one.
+    is_unwatched: bool,
 }
 
 impl Rig {
@@ -40,12 +42,17 @@ impl Rig {
     /// The objects on an opened device.
     pub(super) fn of(device: Context, wait: Wait) -> Self {
         let pd = device.allocate_pd().unwrap();
-        Self { pool: BufferPool::new(&pd), pd, wait, limit: None }
+        Self { pool: BufferPool::new(&pd), pd, wait, limit: None, is_unwatched: false }
     }
 
     /// The same with this time limit for the calls of clients.
     pub(super) fn within(self, limit: Duration) -> Self {
         Self { limit: Some(limit), ..self }
+    }
+
+    /// The same with channels that do not watch.
+    pub(super) fn unwatched(self) -> Self {
+        Self { is_unwatched: true, ..self }
     }
 
     fn server(&self) -> ChannelBuilder<'_> {
@@ -95,12 +102,21 @@ impl Rig {
         options: Options,
         change: impl FnOnce(ChannelBuilder<'_>) -> ChannelBuilder<'_>,
     ) -> (Channel, Channel) {
-        let mut listener = self.server().fit(&options).listen("127.0.0.1:0").unwrap();
+        let (server, client) = (self.server().fit(&options), change(self.client()).fit(&options));
+        let any = "127.0.0.1:0";
+        let listener = match self.is_unwatched {
+            true => server.watch_nothing().listen(any),
+            false => server.listen(any),
+        };
+        let mut listener = listener.unwrap();
         let address = listener.local_addr();
         thread::scope(|threads| {
             let server = threads.spawn(|| listener.accept().unwrap());
-            let (client, _) = change(self.client()).fit(&options).connect(address).unwrap();
-            (client, server.join().unwrap())
+            let client = match self.is_unwatched {
+                true => client.watch_nothing().connect(address),
+                false => client.connect(address),
+            };
+            (client.unwrap().0, server.join().unwrap())
         })
     }
 }
