@@ -19,7 +19,9 @@ mod windows;
 pub use messages::incoming::Message;
 pub use messages::writing::Writing;
 pub use messages::{Messages, MessagesListener};
-pub use rdma_connect::messaging::{MessageError, Options, losses, violations};
+#[cfg(feature = "serde")]
+pub use rdma_connect::ValueError;
+pub use rdma_connect::messaging::{MessageError, Options, losses, malformed_values, violations};
 pub use rdma_message::{ConnectionError, OperationError, SendError};
 pub use stream::chunk::Chunk;
 pub use stream::halves::{ReadHalf, WriteHalf};

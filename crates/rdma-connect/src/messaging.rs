@@ -161,6 +161,7 @@ impl End {
 
 static VIOLATIONS: AtomicU64 = AtomicU64::new(0);
 static LOSSES: AtomicU64 = AtomicU64::new(0);
+static MALFORMED_VALUES: AtomicU64 = AtomicU64::new(0);
 
 /// Returns the number of streams and connections for messages that have ended because their peers broke the protocol. It
 /// counts all of this process, blocking and asynchronous.
@@ -193,6 +194,30 @@ pub fn violations() -> u64 {
 #[must_use]
 pub fn losses() -> u64 {
     LOSSES.load(Ordering::Relaxed)
+}
+
+/// Returns the number of messages of which a value could not be decoded. It counts all of this process, blocking and
+/// asynchronous.
+///
+/// Their connections continue, because the program may have requested another type. The number never decreases. For
+/// each of them, a warning of `tracing` states the error. It also states the address of the peer, if the connection was
+/// made by address.
+///
+/// # Examples
+/// ```
+/// // No message had the bytes of another type.
+/// assert_eq!(rdma_connect::messaging::malformed_values(), 0);
+/// ```
+#[must_use]
+pub fn malformed_values() -> u64 {
+    MALFORMED_VALUES.load(Ordering::Relaxed)
+}
+
+/// Reports a message of which a value could not be decoded to the subscriber of `tracing`. Counts it for
+/// [`malformed_values`].
+pub fn report_malformed(error: &dyn fmt::Display, length: usize, peer: Option<SocketAddr>) {
+    MALFORMED_VALUES.fetch_add(1, Ordering::Relaxed);
+    tracing::warn!(%error, length, ?peer, "the bytes of a message are not a value of the requested type");
 }
 
 /// Reports the end of a connection to the subscriber of `tracing`. If the ends do not match, or the peer has broken the

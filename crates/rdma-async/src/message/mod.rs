@@ -21,7 +21,7 @@ mod turns;
 
 pub use messages::incoming::Message;
 pub use messages::{Messages, MessagesListener};
-pub use rdma_connect::messaging::{MessageError, Options, losses, violations};
+pub use rdma_connect::messaging::{MessageError, Options, losses, malformed_values, violations};
 pub use rdma_message::{ConnectionError, OperationError, SendError};
 pub use stream::chunk::Chunk;
 pub use stream::read_half::ReadHalf;

@@ -13,3 +13,5 @@ mod rig;
 mod stream_ends;
 mod streams;
 mod unending;
+#[cfg(feature = "serde")]
+mod values;

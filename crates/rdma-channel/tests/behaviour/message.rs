@@ -8,3 +8,5 @@ mod reports;
 mod rig;
 mod streams;
 mod threads;
+#[cfg(feature = "serde")]
+mod values;

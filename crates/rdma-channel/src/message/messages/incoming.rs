@@ -5,6 +5,8 @@ use std::mem::{self, ManuallyDrop};
 use std::ops::Deref;
 use std::sync::Arc;
 
+#[cfg(feature = "serde")]
+use rdma_connect::messaging::report_malformed;
 use rdma_connect::messaging::{Body, Content, Mailbox, MessageError, Start};
 #[cfg(feature = "serde")]
 use rdma_connect::{ValueError, ValueExt as _};
@@ -76,14 +78,18 @@ impl Message {
         Ok(buffer)
     }
 
-    /// Decodes a value that was encoded with [`Messages::send_value`](crate::message::Messages::send_value).
+    /// Decodes a value that was encoded with [`Messages::send_value`](crate::message::Messages::send_value). If that
+    /// fails, the connection continues. A warning of `tracing` then names the peer, and
+    /// [`malformed_values`](crate::message::malformed_values) counts it.
     ///
     /// # Errors
     /// [`ValueError::Malformed`] if the bytes are not a value of this type, or the value exceeds the limits of time and
     /// memory for its length.
     #[cfg(feature = "serde")]
     pub fn value<T: DeserializeOwned>(&self) -> Result<T, ValueError> {
-        (**self).value()
+        (**self).value().inspect_err(|error| {
+            report_malformed(error, self.len(), self.session.peer_addr().ok());
+        })
     }
 }
 
