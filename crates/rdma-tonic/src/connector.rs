@@ -62,7 +62,8 @@ impl Service<Uri> for Connector {
         Poll::Ready(Ok(()))
     }
 
-    /// Connects.
+    /// Connects. If the future is dropped early, nothing remains at this end, but the server may have accepted the
+    /// connection, which then ends.
     ///
     /// # Errors
     /// [`ConnectError::NoAddress`] if the URI has no host. Otherwise the same errors as

@@ -50,6 +50,8 @@ type Accepting = Pin<Box<dyn Future<Output = Accepted> + Send>>;
 impl Incoming {
     /// Listens for clients at this address. For port 0, the kernel chooses a port. All connections get these options.
     ///
+    /// If the future is dropped early, no client has been able to connect.
+    ///
     /// # Errors
     /// Same errors as [`Endpoint::listen_for_streams`].
     ///

@@ -10,6 +10,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// A [`Stream`] with the traits that servers and clients of HTTP need.
 ///
+/// Its waits can be dropped like those of a [`Stream`]. A `shutdown` that is dropped after its first poll still ends this
+/// end's stream.
+///
 /// With the feature `tonic`, each request of a connection has a `TcpConnectInfo` with the peer's address, so that
 /// `Request::remote_addr` returns it.
 #[derive(Debug)]

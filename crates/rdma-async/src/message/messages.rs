@@ -93,6 +93,8 @@ impl Messages {
     /// Makes a connection carry messages. The peer must do the same, and nothing else may use the connection. See
     /// [`Stream::new`](super::Stream::new) for the queues of the connection, and for the first frame.
     ///
+    /// If the future is dropped early, nothing is sent, and this handle of the connection is dropped.
+    ///
     /// # Errors
     /// Same errors as [`Stream::new`](super::Stream::new).
     ///
@@ -382,7 +384,8 @@ impl MessagesListener {
 }
 
 impl Endpoint {
-    /// Connects to a [`MessagesListener`].
+    /// Connects to a [`MessagesListener`]. If the future is dropped early, nothing remains at this end, but the server may
+    /// have accepted the connection, which then ends.
     ///
     /// # Errors
     /// Same errors as [`connect_stream`](Self::connect_stream).
@@ -398,7 +401,8 @@ impl Endpoint {
         super::listener::connect(self, addr, options, Messages::prepare, Messages::start).await
     }
 
-    /// Listens for clients that connect for messages. For port 0, the kernel chooses a port.
+    /// Listens for clients that connect for messages. For port 0, the kernel chooses a port. If the future is dropped
+    /// early, no client has been able to connect.
     ///
     /// # Errors
     /// Same errors as [`listen_for_streams`](Self::listen_for_streams).

@@ -38,7 +38,8 @@ use crate::control::endpoint::Endpoint;
 /// - **Dropping** a stream returns at once. Accepted bytes are still sent. The connection ends when both ends have
 ///   ended their streams, or is reset after [`Options::linger`]. The peer's writes fail with `BrokenPipe`.
 ///
-/// All waits are cancel safe, as those of a `TcpStream`.
+/// All waits are cancel safe, as those of a `TcpStream`. A `shutdown` that is dropped after its first poll still ends the
+/// stream.
 ///
 /// # Examples
 /// ```
@@ -80,6 +81,8 @@ impl Stream {
     /// The queues of the connection must have the lengths that [`Options::fit`] sets. If the peer's first frame arrives
     /// before this call, its device sends the frame again. [`Endpoint::connect_stream`] and
     /// [`Endpoint::listen_for_streams`] prevent this.
+    ///
+    /// If the future is dropped early, nothing is sent, and this handle of the connection is dropped.
     ///
     /// # Examples
     /// ```
@@ -255,7 +258,8 @@ impl StreamListener {
 }
 
 impl Endpoint {
-    /// Connects a [`Stream`] to a [`StreamListener`].
+    /// Connects a [`Stream`] to a [`StreamListener`]. If the future is dropped early, nothing remains at this end, but the
+    /// server may have accepted the connection, which then ends.
     ///
     /// # Errors
     /// Same errors as [`Driver::connect`](crate::Driver::connect), and [`ConnectError::Io`] if an option is outside its
@@ -271,7 +275,8 @@ impl Endpoint {
         super::listener::connect(self, addr, options, Stream::prepare, Stream::start).await
     }
 
-    /// Listens for clients that connect a [`Stream`]. For port 0, the kernel chooses a port.
+    /// Listens for clients that connect a [`Stream`]. For port 0, the kernel chooses a port. If the future is dropped
+    /// early, no client has been able to connect.
     ///
     /// # Errors
     /// Same errors as [`Driver::listen`](crate::Driver::listen), and [`ConnectError::Io`] if an option is outside its

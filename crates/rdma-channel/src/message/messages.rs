@@ -131,7 +131,8 @@ impl Messages {
         }
     }
 
-    /// Waits until the peer's device has received all messages that were begun.
+    /// Waits until the peer's device has received all messages that were begun. If the time limit expires, later calls
+    /// continue to send them.
     ///
     /// # Errors
     /// [`MessageError::Ended`] if the connection has ended before.
@@ -195,6 +196,8 @@ impl Messages {
 
     /// Ends this end's messages after all that have begun. Returns when the peer's device has received them. The peer
     /// may still send. Open requests of the peer get no reply.
+    ///
+    /// If the time limit expires, this end's messages have ended nevertheless, and later calls send the rest.
     ///
     /// # Errors
     /// [`MessageError::Ended`] if the connection has ended before, unless the peer had finished and received everything.
@@ -340,7 +343,8 @@ impl fmt::Debug for Messages {
 pub struct MessagesListener(super::listener::MessageListener);
 
 impl MessagesListener {
-    /// Waits for a client, and accepts it. If a client is already gone, waits for the next one.
+    /// Waits for a client, and accepts it. If a client is already gone, waits for the next one. The wait has no time
+    /// limit.
     ///
     /// # Errors
     /// Same errors as [`StreamListener::accept`](super::StreamListener::accept).
@@ -358,6 +362,9 @@ impl MessagesListener {
 impl<C: ByAddress> ChannelBuilder<'_, C> {
     /// Connects to a [`MessagesListener`], or to one of `rdma-async`. The lengths of the queues are those of the
     /// options. The memory is from the pool.
+    ///
+    /// The time limit is that of [`connect`](Self::connect). If it expires, nothing remains at this end, but the server may
+    /// have accepted the channel, which then ends. The first call on a device also tests its memory windows.
     ///
     /// # Errors
     /// Same errors as [`connect_stream`](Self::connect_stream).

@@ -123,7 +123,7 @@ impl Stream {
         (self.reader, self.writer)
     }
 
-    /// Same as [`ReadHalf::read_chunk`].
+    /// Same as [`ReadHalf::read_chunk`], also if the time limit expires.
     ///
     /// # Errors
     /// Same errors as reading.
@@ -131,7 +131,7 @@ impl Stream {
         self.reader.read_chunk()
     }
 
-    /// Same as [`WriteHalf::shutdown`].
+    /// Same as [`WriteHalf::shutdown`], also if the time limit expires.
     ///
     /// # Errors
     /// Same errors as [`WriteHalf::shutdown`].
@@ -190,7 +190,8 @@ impl fmt::Debug for Stream {
 pub struct StreamListener(super::listener::MessageListener);
 
 impl StreamListener {
-    /// Waits for a client, and accepts it. If a client is already gone, waits for the next one.
+    /// Waits for a client, and accepts it. If a client is already gone, waits for the next one. The wait has no time
+    /// limit.
     ///
     /// # Errors
     /// Same errors as [`ChannelListener::accept`](crate::ChannelListener::accept), and [`ConnectError::Io`] if memory
@@ -209,6 +210,9 @@ impl StreamListener {
 impl<C: ByAddress> ChannelBuilder<'_, C> {
     /// Connects a [`Stream`] to a [`StreamListener`], or to one of `rdma-async`. The lengths of the queues are those of
     /// the options. The memory is from the pool.
+    ///
+    /// The time limit is that of [`connect`](Self::connect). If it expires, nothing remains at this end, but the server may
+    /// have accepted the channel, which then ends.
     ///
     /// # Errors
     /// Same errors as [`connect`](Self::connect), and [`ConnectError::Io`] if an option is outside its range, or memory

@@ -64,7 +64,7 @@ impl Message {
     /// Returns the memory of the message. A long message that the peer has lent lies in its own buffer, so nothing is
     /// copied. A message that has arrived in frames may be copied to a buffer of the connection's pool.
     ///
-    /// If the message is a request that was not answered, it is refused.
+    /// If the message is a request that was not answered, it is refused. This waits for no peer, so it has no time limit.
     ///
     /// # Errors
     /// Same errors as [`BufferPool::allocate`](rdma_mem::BufferPool::allocate), if the message has to be copied.

@@ -30,7 +30,7 @@ impl ReadHalf {
     }
 
     /// Waits for the next bytes, and returns them in the memory where they arrived. `None` is the end of the peer's
-    /// stream.
+    /// stream. If the time limit expires, no bytes are lost, and the next call returns them.
     ///
     /// # Errors
     /// Same errors as reading.
@@ -122,7 +122,8 @@ impl WriteHalf {
         &self.session
     }
 
-    /// Ends this end's stream, and waits until the peer's device has received all of it.
+    /// Ends this end's stream, and waits until the peer's device has received all of it. If the time limit expires, the
+    /// stream has ended nevertheless, and later calls send the rest.
     ///
     /// # Errors
     /// Same errors as reading, if the connection has ended before.
