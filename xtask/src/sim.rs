@@ -113,11 +113,16 @@ pub(crate) struct Fault<'a> {
     text: &'a str,
 }
 
-impl Fault<'_> {
-    /// Returns the test of the link between processes that must find the fault, if the simulator cannot: it
-    /// has only one process.
-    fn test(&self) -> Option<&str> {
-        self.text.lines().find_map(|line| line.strip_prefix("Test: "))
+impl<'a> Fault<'a> {
+    /// Returns the test that must find the fault, and whether the simulator cannot find it.
+    fn test(&self) -> Result<Option<(FaultTest<'a>, bool)>> {
+        let line = |prefix| self.text.lines().find_map(|line| line.strip_prefix(prefix));
+        let (test, is_only) = match (line("Test: "), line("Only test: ")) {
+            (Some(test), _) => (test, false),
+            (None, Some(test)) => (test, true),
+            (None, None) => return Ok(None),
+        };
+        Ok(Some((FaultTest::parse(test)?, is_only)))
     }
 
     /// Returns the option of the simulator that runs workloads which may find the fault.
@@ -133,6 +138,36 @@ impl Fault<'_> {
         } else {
             "--packets"
         }
+    }
+}
+
+/// A test that passes without a fault, and fails with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FaultTest<'a> {
+    package: &'a str,
+    /// The test program, or `lib` for the unit tests.
+    program: &'a str,
+    name: &'a str,
+}
+
+impl<'a> FaultTest<'a> {
+    /// Parses a package, a test program and the name of a test.
+    fn parse(text: &'a str) -> Result<Self> {
+        let words: Vec<_> = text.split(' ').collect();
+        let &[package, program, name] = words.as_slice() else {
+            bail!("`{text}` names no test: state its package, its program or `lib`, and its name");
+        };
+        Ok(Self { package, program, name })
+    }
+
+    /// Returns the arguments of cargo that select the program.
+    fn args(self) -> Vec<&'a str> {
+        let mut args = vec!["test", "--quiet", "-p", self.package];
+        match self.program {
+            "lib" => args.push("--lib"),
+            program => args.extend(["--test", program]),
+        }
+        args
     }
 }
 
@@ -197,10 +232,7 @@ fn planted(name: Option<&str>, seed: &str) -> Result<bool> {
     for fault in &faults {
         copy.restore(&tree)?;
         println!("{}: {}", fault.name, fault.text.lines().next().unwrap_or_default());
-        let found = match fault.test() {
-            Some(test) => copy.test(fault, test),
-            None => copy.plant(fault).and_then(|()| copy.search(fault.option(), seed)),
-        };
+        let found = copy.find(fault, seed);
         match &found {
             Ok(found) => println!("{}\n", found.lines.join("\n")),
             Err(why) => println!("not found: {why:#}\n"),
@@ -213,7 +245,7 @@ fn planted(name: Option<&str>, seed: &str) -> Result<bool> {
             Ok(Found { build, search, lines }) => {
                 let (build, search) = (build.as_secs_f64(), search.as_secs_f64());
                 let told = |start: &str| lines.iter().find(|line| line.starts_with(start));
-                let told = ["of its", "found after"].into_iter().filter_map(told);
+                let told = ["found by", "of its", "found after"].into_iter().filter_map(told);
                 let told: Vec<_> = told.map(|line| line.trim_end_matches(':')).collect();
                 println!("{name:<28}{build:>6.1} s{search:>6.1} s  {}", told.join(", "));
             }
@@ -245,32 +277,41 @@ impl Copy {
         Ok(())
     }
 
-    /// Runs a test of the link between processes, which must pass before the fault is planted, and then fail.
-    fn test(&self, fault: &Fault<'_>, test: &str) -> Result<Found> {
+    /// Finds a fault with its test, if it names one, and with the simulator, if that can find it.
+    fn find(&self, fault: &Fault<'_>, seed: &str) -> Result<Found> {
+        let Some((test, is_only)) = fault.test()? else {
+            self.plant(fault)?;
+            return self.search(fault.option(), seed);
+        };
+        let mut found = self.test(fault, test)?;
+        if !is_only {
+            let Found { build, search, lines } = self.search(fault.option(), seed)?;
+            found.build += build;
+            found.search += search;
+            found.lines.extend(lines);
+        }
+        Ok(found)
+    }
+
+    /// Runs a test, which must pass before the fault is planted, and then fail.
+    fn test(&self, fault: &Fault<'_>, test: FaultTest<'_>) -> Result<Found> {
         let tests = |words: &[&str]| {
             let mut tests = cargo(&self.folder);
-            tests.args([
-                "test",
-                "--quiet",
-                "-p",
-                "rdma-soft",
-                "--test",
-                "behaviour",
-                "--target-dir",
-            ]);
-            tests.arg(&self.target).env("CARGO_INCREMENTAL", "1").args(words);
+            tests.args(test.args()).arg("--target-dir").arg(&self.target);
+            tests.env("CARGO_INCREMENTAL", "1").args(words);
             tests
         };
+        let name = test.name;
         let build = || -> Result<()> {
             let status = tests(&["--no-run"]).status().context("starting cargo")?;
             ensure!(status.success(), "it does not build");
             Ok(())
         };
-        let run = || limited(&tests(&["--", "--exact", test])).output().context("starting a test");
+        let run = || limited(&tests(&["--", "--exact", name])).output().context("starting a test");
         build()?;
         let output = run()?;
         let has_passed = String::from_utf8_lossy(&output.stdout).contains(" 1 passed;");
-        ensure!(has_passed, "{test} does not pass without the fault: {}", output.status);
+        ensure!(has_passed, "{name} does not pass without the fault: {}", output.status);
         self.plant(fault)?;
         let start = Instant::now();
         build()?;
@@ -278,8 +319,8 @@ impl Copy {
         let start = Instant::now();
         let status = run()?.status;
         let is_over_limit = matches!(status.code(), Some(124 | 137));
-        ensure!(!status.success() && !is_over_limit, "{test} ends with {status}");
-        let lines = vec![format!("found after a run of {test}")];
+        ensure!(!status.success() && !is_over_limit, "{name} ends with {status}");
+        let lines = vec![format!("found by {name}")];
         Ok(Found { build, search: start.elapsed(), lines })
     }
 
@@ -301,5 +342,23 @@ impl Copy {
             bail!("the simulator ended with {}: {text}", output.status);
         }
         Ok(Found { build, search: start.elapsed(), lines })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_patch_names_the_test_that_finds_it() {
+        let of = |text| Fault { name: "name", path: "path", text }.test();
+        let test = FaultTest { package: "a", program: "lib", name: "of::name" };
+        assert_eq!(of("Wrong.\nTest: a lib of::name\n").unwrap(), Some((test, false)));
+        assert_eq!(of("Wrong.\nOnly test: a lib of::name\n").unwrap(), Some((test, true)));
+        assert_eq!(of("Wrong.\n").unwrap(), None);
+        of("Wrong.\nTest: of::name\n").unwrap_err();
+        assert_eq!(test.args(), ["test", "--quiet", "-p", "a", "--lib"]);
+        let test = FaultTest { program: "behaviour", ..test };
+        assert_eq!(test.args(), ["test", "--quiet", "-p", "a", "--test", "behaviour"]);
     }
 }

@@ -259,3 +259,48 @@ impl<P: Drive> Wake for Hook<P> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rdma_message::frame::{Body, Frame, Hello, Limits, Mode};
+
+    use super::*;
+    use crate::mock::{NicOutcome, Rig, Sleeper};
+
+    /// Such a completion causes no event, so the session polls again. If it did not, the reader would sleep forever.
+    #[test]
+    fn a_completion_between_the_last_poll_and_the_request_for_an_event_wakes_the_reader() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let _runtime = runtime.enter();
+        let rig = Rig::new();
+        let mut limits = rdma_message::Options::default();
+        (limits.receives, limits.sends) = (2, 4);
+        (limits.receive_bytes, limits.send_bytes, limits.window_bytes) = (64, 64, 128);
+        let connection = rig.connect([limits.sends, limits.receive_slots()]);
+        let buffers = Slots::lengths(&limits).map(|length| rig.pool.allocate(length).unwrap());
+        let protocol = StreamState::new(rdma_message::Stream::new(&limits).unwrap());
+        let slots = Slots::new(&limits, buffers);
+        let session = Session::new(connection, slots, protocol, Linger::new(Duration::ZERO));
+        let hello = Hello {
+            version: Hello::VERSION,
+            mode: Mode::Stream,
+            fetches: false,
+            receive_bytes: 64,
+            max_message: 0,
+            calls: 0,
+        };
+        let of_peer = Limits { receives: 2, bytes: 128, fetched: 0 };
+        for (body, payload) in [(Body::Hello(hello), &b""[..]), (Body::Data, b"data")] {
+            let header = Frame::new(of_peer, body).encode();
+            rig.nic.end(0, NicOutcome::Done(&[header.as_bytes(), payload].concat()));
+        }
+        // Nothing has polled these completions when the session requests an event.
+        let reader = Arc::<Sleeper>::default();
+        let next = |waker| session.with(|state| state.protocol.poll_next(&mut Some(waker)));
+        assert!(next(reader.waker()).is_pending());
+        assert_eq!(reader.take_wakes(), 1);
+        assert!(matches!(next(reader.waker()), Poll::Ready(Ok(Some(_)))));
+    }
+}
