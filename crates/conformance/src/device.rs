@@ -113,6 +113,11 @@ impl Device {
         features::has_atomics(&self.open())
     }
 
+    pub(crate) fn has_windows_of_type_2(&self) -> bool {
+        let flag = ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0;
+        self.attributes().device_cap_flags & flag != 0
+    }
+
     /// Skips the case because the device lacks a feature.
     ///
     /// On a software device, skipping is a failure unless the reason is in [`LACKED`]. A device
@@ -173,13 +178,11 @@ impl Device {
 
     /// Returns the atomics and the binds, if the device's queue pairs cannot post them.
     fn lacking_operations(&self) -> u64 {
-        let attributes = self.attributes();
-        let windows =
-            attributes.device_cap_flags & ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0;
         let atomics =
             Op::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP.0 | Op::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD.0;
         let without_atomics = if self.has_atomics() { 0 } else { atomics };
-        let without_windows = if windows == 0 { Op::IBV_QP_EX_WITH_BIND_MW.0 } else { 0 };
+        let windows = Op::IBV_QP_EX_WITH_BIND_MW.0;
+        let without_windows = if self.has_windows_of_type_2() { 0 } else { windows };
         (without_atomics | without_windows).into()
     }
 

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::io::{self, Read as _, Write as _};
 use std::thread;
 
-use rdma_async::Endpoint;
+use rdma_async::{Endpoint, message as async_message};
 use rdma_channel::message::{MessageError, Messages, Options};
 use rdma_channel::{BufferPool, prelude::*};
 use rdma_mem::{Context, open_device};
@@ -18,13 +18,30 @@ cases![
     a_stream_carries_all_bytes_between_threads,
     messages_and_calls_pass_between_tasks,
     a_stream_carries_all_bytes_between_tasks,
+    long_messages_are_lent_between_threads,
     a_thread_and_a_task_lend_long_messages_to_each_other,
 ];
 
 const ANY: &str = "127.0.0.1:0";
 
-/// Some lengths: of one frame, of two, and of messages that are lent.
-const LENGTHS: [usize; 5] = [8, 40_000, 150_000, 200_000, 0];
+/// The length of a message that is lent. In frames, it would not fit into the window after another message.
+const LENT: usize = 200_000;
+
+/// Some lengths: of one frame, of two, and of messages that are lent if the device has windows.
+const LENGTHS: [usize; 5] = [8, 40_000, 150_000, LENT, 0];
+
+/// Longer messages than by default are sent in frames.
+fn options() -> Options {
+    Options::new().eager_bytes(64 << 10).window_bytes(128 << 10)
+}
+
+/// The memory that messages need besides that of the ends. A pool that must grow sends in frames meanwhile.
+const MEMORY: usize = 4 * LENT;
+
+/// Returns true if long messages are lent: the device confines a peer to the range of a window of type 2.
+fn lends(device: &Device) -> bool {
+    device.has_windows_of_type_2() && !device.differs("window-bounds")
+}
 
 /// Bytes that differ from their neighbours.
 fn bytes(length: usize) -> Vec<u8> {
@@ -63,13 +80,49 @@ fn answer_all(end: &Messages) -> Result<(), MessageError> {
 
 fn messages_and_calls_pass_between_threads(device: &Device) {
     let pd = open(device).allocate_pd().unwrap();
-    let (pool, options) = (BufferPool::new(&pd), Options::new());
-    let mut listener = pd.create_channel().listen_for_messages(ANY, &pool, options).unwrap();
+    let pool = BufferPool::new(&pd);
+    let mut listener = pd.create_channel().listen_for_messages(ANY, &pool, options()).unwrap();
     let address = listener.local_addr();
     thread::scope(|threads| {
         threads.spawn(|| answer_all(&listener.accept().unwrap()).unwrap());
-        let server = pd.create_channel().connect_messages(address, &pool, options).unwrap();
+        let server = pd.create_channel().connect_messages(address, &pool, options()).unwrap();
         call_all(&server).unwrap();
+    });
+}
+
+/// Sends a short and a long message, and then answers a request. The peer receives the messages only after the answer.
+fn lend(end: &Messages) {
+    let request = end.receive().unwrap().unwrap();
+    end.send(b"short").unwrap();
+    end.send(&bytes(LENT)).unwrap();
+    request.reply(b"both were sent").unwrap();
+}
+
+/// Lets the peer [lend](lend) a message.
+fn borrow(end: &Messages) {
+    assert_eq!(*end.call(b"lend").unwrap(), *b"both were sent");
+    assert_eq!(*end.receive().unwrap().unwrap(), *b"short");
+    assert!(*end.receive().unwrap().unwrap() == bytes(LENT)[..]);
+}
+
+fn long_messages_are_lent_between_threads(device: &Device) {
+    device.needs(lends(device), "the device has no memory windows of type 2");
+    let pd = open(device).allocate_pd().unwrap();
+    let pool = BufferPool::new(&pd);
+    let mut listener = pd.create_channel().listen_for_messages(ANY, &pool, options()).unwrap();
+    let address = listener.local_addr();
+    pool.grow(MEMORY).unwrap();
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            let client = listener.accept().unwrap();
+            lend(&client);
+            borrow(&client);
+            client.finish().unwrap();
+        });
+        let server = pd.create_channel().connect_messages(address, &pool, options()).unwrap();
+        borrow(&server);
+        lend(&server);
+        server.finish().unwrap();
     });
 }
 
@@ -104,12 +157,17 @@ fn run<F: Future<Output = ()>>(device: &Device, test: impl FnOnce(Endpoint) -> F
     runtime.block_on(async { test(Endpoint::new(&context).unwrap()).await });
 }
 
+/// Both ends of a connection for messages.
+async fn ends(endpoint: &Endpoint) -> (async_message::Messages, async_message::Messages) {
+    let listener = endpoint.listen_for_messages(ANY, options()).await.unwrap();
+    let server = endpoint.connect_messages(listener.local_addr(), options());
+    let (server, client) = tokio::join!(server, listener.accept());
+    (server.unwrap(), client.unwrap())
+}
+
 fn messages_and_calls_pass_between_tasks(device: &Device) {
     run(device, |endpoint| async move {
-        let listener = endpoint.listen_for_messages(ANY, Options::new()).await.unwrap();
-        let server = endpoint.connect_messages(listener.local_addr(), Options::new());
-        let (server, client) = tokio::join!(server, listener.accept());
-        let (server, client) = (server.unwrap(), client.unwrap());
+        let (server, client) = ends(&endpoint).await;
         let calls = async {
             for length in LENGTHS {
                 server.send(&bytes(length)).await.unwrap();
@@ -122,7 +180,7 @@ fn messages_and_calls_pass_between_tasks(device: &Device) {
 }
 
 /// Answers each request with its bytes, until the peer has finished.
-async fn answer(end: &rdma_async::message::Messages) {
+async fn answer(end: &async_message::Messages) {
     let mut lengths = LENGTHS.into_iter();
     while let Some(message) = end.receive().await.unwrap() {
         if message.is_request() {
@@ -158,17 +216,45 @@ fn a_stream_carries_all_bytes_between_tasks(device: &Device) {
     });
 }
 
+/// Like [`lend`], by a task.
+async fn lend_by_a_task(end: &async_message::Messages) {
+    let request = end.receive().await.unwrap().unwrap();
+    end.send(b"short").await.unwrap();
+    end.send(&bytes(LENT)).await.unwrap();
+    request.reply(b"both were sent").await.unwrap();
+}
+
+/// Like [`borrow`], by a task.
+async fn borrow_by_a_task(end: &async_message::Messages) {
+    assert_eq!(*end.call(b"lend").await.unwrap(), *b"both were sent");
+    assert_eq!(*end.receive().await.unwrap().unwrap(), *b"short");
+    assert!(*end.receive().await.unwrap().unwrap() == bytes(LENT)[..]);
+}
+
 fn a_thread_and_a_task_lend_long_messages_to_each_other(device: &Device) {
+    let lends = lends(device);
     let pd = open(device).allocate_pd().unwrap();
     let pool = BufferPool::new(&pd);
     run(device, |endpoint| async move {
-        let listener = endpoint.listen_for_messages(ANY, Options::new()).await.unwrap();
+        let listener = endpoint.listen_for_messages(ANY, options()).await.unwrap();
         let address = listener.local_addr();
+        endpoint.pool().grow(MEMORY).await.unwrap();
+        pool.grow(MEMORY).unwrap();
         let calls = tokio::task::spawn_blocking(move || {
-            let server = pd.create_channel().connect_messages(address, &pool, Options::new());
-            call_all(&server.unwrap()).unwrap();
+            let server = pd.create_channel().connect_messages(address, &pool, options());
+            let server = server.unwrap();
+            if lends {
+                borrow(&server);
+                lend(&server);
+            }
+            call_all(&server).unwrap();
         });
-        answer(&listener.accept().await.unwrap()).await;
+        let client = listener.accept().await.unwrap();
+        if lends {
+            lend_by_a_task(&client).await;
+            borrow_by_a_task(&client).await;
+        }
+        answer(&client).await;
         calls.await.unwrap();
     });
 }
