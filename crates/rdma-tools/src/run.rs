@@ -23,10 +23,10 @@ const NOT_FOUND: u8 = 127;
 
 /// Starts a program several times on this host, as the ranks of a group
 ///
-/// Each process gets RDMA_RANK, RDMA_WORLD_SIZE, RDMA_LOCAL_WORLD_SIZE, RDMA_MASTER and RDMA_GROUP_SECRET, with which it
-/// joins a group of the crate rdma-group. Rank 0 reads this program's standard input, and the others read none. If a rank fails, the others
-/// are ended. The exit status is 0, or that of the rank that failed first (128 plus the number of the signal that killed
-/// it).
+/// Each process gets RDMA_RANK, RDMA_WORLD_SIZE, RDMA_LOCAL_WORLD_SIZE, RDMA_MASTER and RDMA_GROUP_SECRET, with which
+/// it joins a group of the crate rdma-group. Rank 0 reads this program's standard input, and the others read none. If
+/// a rank fails, the others are ended. The exit status is 0, or that of the rank that failed first (128 plus the
+/// number of the signal that killed it).
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The number of processes
