@@ -128,14 +128,14 @@ pub trait Protocol<R>: fmt::Debug + Send + 'static {
     /// Registers a waker for the end, unless the connection has ended.
     fn await_end(&mut self, waker: &mut Option<Waker>);
 
-    /// Returns the reason of the end, once. The inner `None` means that both ends have finished.
+    /// Returns the reason of the end, once. The inner `None` means that nothing of either end is missing.
     fn end(&mut self) -> &mut End;
 }
 
 /// The end of a connection.
 #[derive(Debug, Default)]
 pub struct End {
-    /// The reason. The inner `None` means that both ends have finished.
+    /// The reason. The inner `None` means that nothing of either end is missing.
     reason: Option<Option<ConnectionError>>,
     is_reported: bool,
 }
@@ -145,7 +145,7 @@ impl End {
         self.reason = Some(reason);
     }
 
-    /// Returns the reason. The inner `None` means that both ends have finished.
+    /// Returns the reason. The inner `None` means that nothing of either end is missing.
     #[must_use]
     pub const fn reason(&self) -> Option<Option<ConnectionError>> {
         self.reason
@@ -180,8 +180,8 @@ pub fn violations() -> u64 {
     VIOLATIONS.load(Ordering::Relaxed)
 }
 
-/// Returns the number of streams and connections for messages that were lost before both ends had finished. It counts all
-/// of this process, blocking and asynchronous.
+/// Returns the number of streams and connections for messages that were lost while something of either end was missing.
+/// It counts all of this process, blocking and asynchronous.
 ///
 /// The peer has died or reset such a connection, or the device or the network has failed. The number never decreases.
 /// For each of them, an event of `tracing` with the level `DEBUG` states the peer's address, if there is one.
@@ -196,8 +196,8 @@ pub fn losses() -> u64 {
     LOSSES.load(Ordering::Relaxed)
 }
 
-/// Returns the number of messages of which a value could not be decoded. It counts all of this process, blocking and
-/// asynchronous.
+/// Returns the number of calls of `Message::value` that could not decode a value. It counts all of this process, blocking
+/// and asynchronous.
 ///
 /// Their connections continue, because the program may have requested another type. The number never decreases. For
 /// each of them, a warning of `tracing` states the error. It also states the address of the peer, if the connection was

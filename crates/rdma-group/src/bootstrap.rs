@@ -134,7 +134,7 @@ fn is_end(error: &io::Error) -> bool {
 fn reason(error: &io::Error, limit: Duration) -> String {
     match error.kind() {
         _ if is_end(error) => "rank 0 closed the connection: check its output".to_owned(),
-        // If the machine of rank 0 is silent, the kernel returns such an error, too.
+        // With an error number, it is from the kernel: the host of rank 0 is silent.
         ErrorKind::TimedOut if error.raw_os_error().is_none() => format!(
             "rank 0 did not answer within {limit:?}: check that it runs, and that no other program has its address"
         ),

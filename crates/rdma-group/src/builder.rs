@@ -103,7 +103,7 @@ impl<'a> GroupBuilder<'a> {
     /// - [`Error::Refused`] on other ranks if the epochs or sizes differ, another process has this rank, or ranks are
     ///   missing at the limit;
     /// - [`Error::BadAddress`] if no rank can connect to the address of rank 0, for example `0.0.0.0`;
-    /// - [`Error::Listen`] on rank 0 if it cannot listen at its address, because another process listens there, or this
+    /// - [`Error::Listen`] on rank 0 if it cannot listen at its address, because another process uses it, or this
     ///   host does not have the address;
     /// - [`Error::Unreachable`] on other ranks if they cannot connect to rank 0 within the limit;
     /// - [`Error::Join`] if rank 0 ends, does not answer, or has another version or secret;

@@ -161,7 +161,10 @@ impl Settings {
             Some(stated) => (MASTER, stated),
             None => (launcher.stated_by, (launcher.master)(&variables)?),
         };
-        if !is_address(&master) {
+        let rank = variables.number(launcher.rank)?;
+        let world_size = variables.number(launcher.world_size)?;
+        // A group of one rank needs no address.
+        if world_size != 1 && !is_address(&master) {
             let (value, is_whole) = (variables.text(stated_by)?, stated_by == MASTER);
             let expected = match is_whole {
                 true => HOST_AND_PORT,
@@ -169,8 +172,6 @@ impl Settings {
             };
             return Err(Error::BadVariable { variable: stated_by, value, expected });
         }
-        let rank = variables.number(launcher.rank)?;
-        let world_size = variables.number(launcher.world_size)?;
         let is_whole = |ranks: String| ranks.trim().parse() == Ok(world_size);
         Ok(Self {
             rank,
@@ -186,9 +187,8 @@ impl Settings {
         })
     }
 
-    /// Returns true if all ranks are known to be on one host. `ip` is the IP address at which rank 0 listens. Only
-    /// ranks on this host can connect to a loopback address. But if it belongs to a host's name, others may look up
-    /// another one.
+    /// Returns true if all ranks are known to be on one host. `ip` is the IP address at which rank 0 listens. Only ranks
+    /// on this host can connect to a loopback address. But if it belongs to a host's name, others may look up a different address.
     pub(crate) fn is_one_host(&self, ip: IpAddr) -> bool {
         self.one_host.unwrap_or_else(|| {
             let host = self.master.rsplit_once(':').map_or(&*self.master, |(host, _)| host);

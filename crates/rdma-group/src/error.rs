@@ -233,8 +233,8 @@ fn remedy(variable: &str) -> &'static str {
 fn cure(listening: &io::Error) -> &'static str {
     match listening.kind() {
         ErrorKind::AddrInUse => {
-            ": another process listens there: check that rank 0 was started only once, and that no other program uses \
-             the port"
+            ": another process uses this address: check that rank 0 was started only once, and that no other program \
+             uses the port"
         }
         ErrorKind::AddrNotAvailable => {
             ": this host does not have the address: start rank 0 on the host that has it, or state an address of this \

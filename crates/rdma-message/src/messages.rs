@@ -102,7 +102,8 @@ impl Messages {
             self.events.push_back(discard);
         }
         // A peer that has finished and has everything may end without waiting for the end of this end.
-        self.events.push_back(self.link.end(self.end_reported && is_over));
+        let has_all = self.link.finish == Finish::Done || is_over && !self.requests.await_answer();
+        self.events.push_back(self.link.end(self.end_reported && has_all));
     }
 
     /// Returns the next instruction or event.

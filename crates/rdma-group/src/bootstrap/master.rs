@@ -113,8 +113,8 @@ fn bind(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
     Err(last)
 }
 
-/// Returns the reason why ranks on other hosts cannot join, if rank 0 listens at this loopback address, but not all
-/// ranks are known to be on its host. Some systems map a host's own name to a loopback address.
+/// Returns the reason why ranks on other hosts cannot join. There is one if rank 0 listens at a loopback address, and not
+/// all ranks are known to be on its host. Some systems map a host's own name to a loopback address.
 pub(super) fn local_only(settings: &Settings, ip: IpAddr) -> Option<String> {
     let Settings { master, stated_by, .. } = settings;
     let is_harmless = !ip.to_canonical().is_loopback() || settings.is_one_host(ip);

@@ -147,7 +147,8 @@ fn settings(rank: usize, network: &NetworkConfig, secret: Option<Vec<u8>>) -> Se
     Settings {
         stated_by: "the configuration",
         secret: secret.or_else(|| stated().map(String::into_bytes)),
-        one_host: Some(hosts.windows(2).all(|hosts| hosts[0] == hosts[1])),
+        // Different names may belong to one host.
+        one_host: hosts.windows(2).all(|hosts| hosts[0] == hosts[1]).then_some(true),
         hosts,
         ..Settings::new(rank, network.world_size(), &master.unwrap_or_default())
     }

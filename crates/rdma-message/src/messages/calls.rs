@@ -119,6 +119,11 @@ impl Requests {
         self.state(id).is_some_and(|state| *state == State::Open)
     }
 
+    /// Returns true if the peer waits for an answer that has not been sent.
+    pub(super) fn await_answer(&self) -> bool {
+        self.requests.iter().flatten().any(|(_, state)| *state != State::Cancelled)
+    }
+
     /// Returns true if the peer may have used the ID.
     pub(super) fn is_known(&self, id: CallId) -> bool {
         (1..=self.last).contains(&id.serial()) && usize::from(id.index()) < self.requests.len()

@@ -273,6 +273,17 @@ fn an_end_whose_peer_has_finished_and_received_everything_is_clean() {
 }
 
 #[test]
+fn an_end_whose_peer_waited_for_a_reply_is_not_clean() {
+    let mut pair = Pair::<Messages>::open(small());
+    pair.ends[0].call(bytes(1, 20)).unwrap();
+    pair.ends[0].machine.finish();
+    pair.run();
+    assert!(pair.ends[1].peer_finished && pair.ends[1].inbox.len() == 1);
+    pair.kill();
+    assert_eq!(pair.ends[1].ended, Some(Some(ConnectionError::Lost)));
+}
+
+#[test]
 fn the_peers_end_is_reported_although_the_loss_follows_at_once() {
     let mut pair = Pair::<Messages>::open(small());
     pair.ends[0].machine.finish();

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::process::{Child, Stdio};
 
 use rdma_async::Endpoint;
-use rdma_async::message::Messages;
-use test_support::program::this_program;
+use rdma_async::message::{Messages, losses};
+use test_support::program::{in_own_process, this_program};
 use tokio::task::{spawn_blocking, yield_now};
 use tokio::time::timeout;
 
@@ -34,16 +34,19 @@ fn a_killed_process_ends_what_waits_for_it() {
 
 #[test]
 fn an_end_finishes_after_its_peer_has_finished_and_exited() {
-    run_in_one_thread(|| async {
-        let endpoint = endpoint("soft0");
-        let (mut peer, server) = start(&endpoint, "finishes").await;
-        server.send(&message(LENGTH)).await.unwrap();
-        received(&server, LENGTH).await;
-        assert!(server.receive().await.unwrap().is_none());
-        assert!(spawn_blocking(move || peer.wait().unwrap()).await.unwrap().success());
-        server.finish().await.unwrap();
-        assert!(server.send(b"late").await.is_err());
-    });
+    let name = "message::processes::an_end_finishes_after_its_peer_has_finished_and_exited";
+    in_own_process(name, || run_in_one_thread(serve_once));
+}
+
+async fn serve_once() {
+    let endpoint = endpoint("soft0");
+    let (mut peer, server) = start(&endpoint, "finishes").await;
+    server.send(&message(LENGTH)).await.unwrap();
+    received(&server, LENGTH).await;
+    assert!(server.receive().await.unwrap().is_none());
+    assert!(spawn_blocking(move || peer.wait().unwrap()).await.unwrap().success());
+    server.finish().await.unwrap();
+    assert_eq!(losses(), 0);
 }
 
 /// Is the peer of a test above, which starts this process.

@@ -246,7 +246,8 @@ fn a_write_all_that_is_dropped_has_written_a_prefix() {
             drop(writes);
             let mut found = Vec::new();
             let (shut, read) = tokio::join!(client.shutdown(), server.read_to_end(&mut found));
-            (shut.unwrap(), read.unwrap());
+            shut.unwrap();
+            read.unwrap();
             assert!((1..all.len()).contains(&found.len()), "{}", found.len());
             check(1, &found);
         });

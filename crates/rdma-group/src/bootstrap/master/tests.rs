@@ -35,7 +35,7 @@ fn a_look_up_ends_at_the_limit() {
 
 #[test]
 fn a_name_without_an_address_is_named() {
-    // No name has such a byte, so no server is asked.
+    // No name has such a byte, so no server is queried.
     let error = text(join_as(&Settings::new(1, 2, "a\0b:7"), LIMIT));
     let expected = "looking up the address of rank 0, a\0b:7, which the program states: ";
     assert!(error.starts_with(expected), "{error}");
@@ -76,7 +76,7 @@ fn a_second_process_of_rank_0_is_named() {
     let _first = root(&settings, &keys, LIMIT);
     let error = text(join_as(&settings, LIMIT));
     let expected = cannot_listen(&settings.master, Errno::ADDRINUSE)
-        + "another process listens there: check that rank 0 was started only once";
+        + "another process uses this address: check that rank 0 was started only once";
     assert!(error.starts_with(&expected), "{error}");
 }
 
