@@ -213,7 +213,7 @@ pub fn malformed_values() -> u64 {
     MALFORMED_VALUES.load(Ordering::Relaxed)
 }
 
-/// Reports a message of which a value could not be decoded to the subscriber of `tracing`. Counts it for
+/// Reports a message from which no value could be decoded to the subscriber of `tracing`. Counts it for
 /// [`malformed_values`].
 pub fn report_malformed(error: &dyn fmt::Display, length: usize, peer: Option<SocketAddr>) {
     MALFORMED_VALUES.fetch_add(1, Ordering::Relaxed);
