@@ -262,6 +262,8 @@ can_connect() {
 }
 
 # rping FAMILY: runs `rping`, which connects through the kernel's rdma_cm, first as the server and then as the client.
+# `rping` destroys its ID at once, so the kernel sends the message that disconnects only once. If this message is lost,
+# the example reports at its limit that it has not arrived, after it has served all texts.
 rping() {
     can_connect "$1" || return 0
     addresses "$1"
@@ -279,7 +281,7 @@ rping() {
     ours_there=$!
     where=$(listening "$work/ours2") || return 1
     $tool "${where##*:}" -c -a $far_ip -I $near_ip > "$work/tool2" 2>&1 || status=1
-    wait $ours_there || status=1
+    wait $ours_there || { [ "$loss" != 0 ] && grep -q "peer's disconnect did not arrive" "$work/ours2"; } || status=1
     tail -qn 1 "$work/ours" "$work/tool" "$work/ours2" "$work/tool2"
     return $status
 }
