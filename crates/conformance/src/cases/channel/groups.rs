@@ -17,6 +17,7 @@ use crate::device::Device;
 
 cases![
     all_collectives_return_their_results,
+    all_collectives_of_asynchronous_ranks_return_their_results,
     registered_buffers_have_the_results_of_all_ranks,
     blocking_and_asynchronous_ranks_form_a_group,
     two_ranks_connect,
@@ -54,42 +55,79 @@ fn ranks<T: Send>(device: &Device, part: impl Fn(&mut Group) -> T + Sync) -> Vec
     threads(device, |rank, pd| part(&mut Group::builder(pd, rank, SIZE, &master).join().unwrap()))
 }
 
-/// Calls all collectives. Each rank has as many elements as `each` for each rank.
-fn call_all(group: &mut Group, each: usize) -> Result<(), Error> {
-    let own = group.rank();
-    let of = |ranks: [usize; 3]| ranks.map(|rank| vec![rank; each]).concat();
-    for algorithm in ALGORITHMS {
-        group.barrier_with(algorithm)?;
-    }
-    let mut buffer = of([own; 3]);
-    group.broadcast(1, &mut buffer)?;
-    assert_eq!(buffer, of([1; 3]));
-    let mut buffer = of([own; 3]);
-    group.gather(2, &mut buffer)?;
-    assert!(own != 2 || buffer == of([0, 1, 2]));
-    let mut buffer = if own == 0 { of([0, 1, 2]) } else { of([9; 3]) };
-    group.scatter(0, &mut buffer)?;
-    assert_eq!(buffer[own * each..][..each], vec![own; each]);
-    let mut buffer = of([own; 3]);
-    group.all_gather(&mut buffer)?;
-    assert_eq!(buffer, of([0, 1, 2]));
-    let mut buffer = of([own, own + 10, own + 20]);
-    group.all_to_all(&mut buffer)?;
-    assert_eq!(buffer, of([0, 1, 2].map(|from| from + 10 * own)));
-    let mut buffer = vec![own as u64; each];
-    group.reduce(1, &mut buffer, Reduction::Max)?;
-    assert!(own != 1 || buffer == vec![2; each]);
-    let mut buffer = vec![own as f64; 3 * each];
-    group.all_reduce(&mut buffer, Reduction::Sum)?;
-    assert_eq!(buffer, vec![3.0; 3 * each]);
-    let mut buffer = vec![own as i32 - 1; 3 * each];
-    let block = group.reduce_scatter(&mut buffer, Reduction::Min)?;
-    assert_eq!(buffer[block], vec![-1; each]);
-    let mut pair = group.split(u64::from(own == 0), 0)?;
-    let mut size = [1_u64];
-    pair.all_reduce(&mut size, Reduction::Sum)?;
-    assert_eq!(size[0], pair.world_size() as u64);
-    group.barrier()
+/// Defines a function that calls all collectives of a blocking or an asynchronous group.
+macro_rules! call_all {
+    ($name:ident, $group:ty $(, $async:tt, $await:tt)?) => {
+        /// Calls all collectives. Each rank has as many elements as `each` for each rank.
+        $($async)? fn $name(group: &mut $group, each: usize) -> Result<(), Error> {
+            let own = group.rank();
+            let of = |ranks: [usize; 3]| ranks.map(|rank| vec![rank; each]).concat();
+            for algorithm in ALGORITHMS {
+                group.barrier_with(algorithm)$(.$await)??;
+            }
+            let mut buffer = of([own; 3]);
+            group.broadcast(1, &mut buffer)$(.$await)??;
+            assert_eq!(buffer, of([1; 3]));
+            let mut buffer = of([own; 3]);
+            group.gather(2, &mut buffer)$(.$await)??;
+            assert!(own != 2 || buffer == of([0, 1, 2]));
+            let mut buffer = if own == 0 { of([0, 1, 2]) } else { of([9; 3]) };
+            group.scatter(0, &mut buffer)$(.$await)??;
+            assert_eq!(buffer[own * each..][..each], vec![own; each]);
+            let mut buffer = of([own; 3]);
+            group.all_gather(&mut buffer)$(.$await)??;
+            assert_eq!(buffer, of([0, 1, 2]));
+            let mut buffer = of([own, own + 10, own + 20]);
+            group.all_to_all(&mut buffer)$(.$await)??;
+            assert_eq!(buffer, of([0, 1, 2].map(|from| from + 10 * own)));
+
+            // Rank 0 has an empty block, and rank 2 the longest one.
+            let counts = [0, each, 2 * each];
+            let all = [vec![1; each], vec![2; 2 * each]].concat();
+            let mut buffer = vec![own; 3 * each];
+            group.gather_v(2, &mut buffer, &counts)$(.$await)??;
+            assert!(own != 2 || buffer == all);
+            let mut buffer = if own == 0 { all.clone() } else { vec![9; 3 * each] };
+            group.scatter_v(0, &mut buffer, &counts)$(.$await)??;
+            let start = if own == 2 { each } else { 0 };
+            assert_eq!(buffer[start..][..own * each], vec![own; own * each]);
+            let mut buffer = vec![own; 3 * each];
+            group.all_gather_v(&mut buffer, &counts)$(.$await)??;
+            assert_eq!(buffer, all);
+            let (sent, mut received) = (vec![own; 3 * each], vec![9; 3 * own * each]);
+            group.all_to_all_v(&sent, &counts, &mut received, &[own * each; 3])$(.$await)??;
+            assert_eq!(received, [0, 1, 2].map(|from| vec![from; own * each]).concat());
+
+            let mut buffer = vec![own as u64; each];
+            group.reduce(1, &mut buffer, Reduction::Max)$(.$await)??;
+            assert!(own != 1 || buffer == vec![2; each]);
+            let mut buffer = vec![own as f64; 3 * each];
+            group.all_reduce(&mut buffer, Reduction::Sum)$(.$await)??;
+            assert_eq!(buffer, vec![3.0; 3 * each]);
+            // A function that is not commutative.
+            let last = |_, higher| higher;
+            let mut buffer = vec![own as u64; each];
+            group.all_reduce(&mut buffer, Reduction::Custom(&last))$(.$await)??;
+            assert_eq!(buffer, vec![2; each]);
+            let mut buffer = vec![own as i32 - 1; 3 * each];
+            let block = group.reduce_scatter(&mut buffer, Reduction::Min)$(.$await)??;
+            assert_eq!(buffer[block], vec![-1; each]);
+            let mut pair = group.split(u64::from(own == 0), 0)$(.$await)??;
+            let mut size = [1_u64];
+            pair.all_reduce(&mut size, Reduction::Sum)$(.$await)??;
+            assert_eq!(size[0], pair.world_size() as u64);
+            group.barrier()$(.$await)?
+        }
+    };
+}
+
+call_all! { call_all, Group }
+call_all! { call_all_async, aio::Group, async, await }
+
+/// Runs a future on a thread of its own.
+fn wait<F: Future>(future: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.unwrap().block_on(future)
 }
 
 fn all_collectives_return_their_results(device: &Device) {
@@ -98,6 +136,18 @@ fn all_collectives_return_their_results(device: &Device) {
         for each in [1, 10_000] {
             call_all(group, each).unwrap();
         }
+    });
+}
+
+fn all_collectives_of_asynchronous_ranks_return_their_results(device: &Device) {
+    let master = free_address().to_string();
+    threads(device, |rank, pd| {
+        wait(async {
+            let mut group = Group::builder(pd, rank, SIZE, &master).join_async().await.unwrap();
+            for each in [1, 10_000] {
+                call_all_async(&mut group, each).await.unwrap();
+            }
+        });
     });
 }
 
@@ -154,8 +204,7 @@ fn blocking_and_asynchronous_ranks_form_a_group(device: &Device) {
     threads(device, |rank, pd| {
         let builder = Group::builder(pd, rank, SIZE, &master);
         if rank == 1 {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.unwrap().block_on(asynchronous(builder));
+            wait(asynchronous(builder));
         } else {
             blocking(builder);
         }
