@@ -188,7 +188,8 @@ impl Settings {
     }
 
     /// Returns true if all ranks are known to be on one host. `ip` is the IP address at which rank 0 listens. Only ranks
-    /// on this host can connect to a loopback address. But if it belongs to a host's name, others may look up a different address.
+    /// on this host can connect to a loopback address. But if it belongs to a host's name, others may look up a
+    /// different address.
     pub(crate) fn is_one_host(&self, ip: IpAddr) -> bool {
         self.one_host.unwrap_or_else(|| {
             let host = self.master.rsplit_once(':').map_or(&*self.master, |(host, _)| host);

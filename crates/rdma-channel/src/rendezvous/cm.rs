@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use rdma_cm::{Connection, ConnectionRequest, Event, EventChannel};
+use rdma_cm::{Connection, ConnectionId, ConnectionRequest, Event, EventChannel};
 use rdma_connect::cm::{self, CmClient, CmClients, MakeCmEnds, NO_QUEUE_PAIR, reject};
 use rdma_connect::{ConnectError, Until};
 use rdma_mem::ProtectionDomain;
@@ -242,9 +242,20 @@ fn finish(
 ) -> Result<Channel, ConnectError> {
     let (qp, id) = connection.into_parts();
     let mut channel = rest.channel(qp)?;
+    keep(&mut channel, id, address, watch)?;
+    Ok(channel)
+}
+
+/// Stores the ID of a channel's connection, and the address of its peer.
+fn keep(
+    channel: &mut Channel,
+    id: ConnectionId,
+    address: SocketAddr,
+    watch: Option<Duration>,
+) -> Result<(), ConnectError> {
     channel.ledger.watch = Some(Box::new(Watch::of_cm(id, address, watch)?));
     channel.ledger.peer_addr = Some(address);
-    Ok(channel)
+    Ok(())
 }
 
 /// Waits until a client is connected.
@@ -269,8 +280,7 @@ pub(super) fn accept_next(
         match ended {
             Some(end) => clients.refuse(format!("{address}: {end}")),
             None => {
-                channel.ledger.watch = Some(Box::new(Watch::of_cm(id, address, watch)?));
-                channel.ledger.peer_addr = Some(address);
+                keep(&mut channel, id, address, watch)?;
                 return Ok(channel);
             }
         }

@@ -178,8 +178,8 @@ impl Mailbox {
         waiting: &mut Waiting,
         waker: &mut Option<Waker>,
     ) -> Poll<Result<(), MessageError>> {
-        if let Some(error) = self.end.reason() {
-            return Poll::Ready(error.map_or(Ok(()), |error| Err(MessageError::Ended(error))));
+        if let Some(result) = self.sent_at_end() {
+            return Poll::Ready(result);
         }
         if !self.operations.has_sending() {
             return Poll::Ready(Ok(()));
@@ -187,6 +187,12 @@ impl Mailbox {
         // These tasks are woken when an operation completes, or the last bytes of a call are sent.
         self.starters.wait(waiting, waker);
         Poll::Pending
+    }
+
+    /// Returns the result of a wait for what was to be sent, if the connection has ended.
+    fn sent_at_end(&self) -> Option<Result<(), MessageError>> {
+        let reason = self.end.reason()?;
+        Some(reason.map_or(Ok(()), |error| Err(MessageError::Ended(error))))
     }
 
     /// Leaves an operation whose future was dropped. Returns its task, for the caller to drop without the lock.
@@ -232,8 +238,8 @@ impl Mailbox {
         if self.has_flushed {
             return Poll::Ready(Ok(()));
         }
-        if let Some(error) = self.end.reason() {
-            return Poll::Ready(error.map_or(Ok(()), |error| Err(MessageError::Ended(error))));
+        if let Some(result) = self.sent_at_end() {
+            return Poll::Ready(result);
         }
         self.enders.wait(waiting, waker);
         Poll::Pending

@@ -129,32 +129,24 @@ fn collectives(size: usize) -> Vec<Case> {
         (scatter_reduced(false, short), short),
     ];
     let one = LONG_PIECE + 100;
-    // Longer blocks from ordinary memory.
-    let staged = [
+    // Longer blocks, in ordinary and in registered memory.
+    let longer = vec![
         (Collective::Broadcast { root }, one),
         (Collective::Gather { root, blocks: even(longest) }, longest),
         (Collective::Scatter { root, blocks: even(longest) }, longest),
         (Collective::AllGather { blocks: even(longest) }, longest),
         (all_to_all(longest), longest),
         (Collective::Reduce { root }, one),
-        (scatter_reduced(true, longest), longest),
-        (ordered.clone(), one),
-    ];
-    let registered = [
-        (Collective::Broadcast { root }, one),
-        (Collective::Gather { root, blocks: even(longest) }, longest),
-        (Collective::Scatter { root, blocks: even(longest) }, longest),
-        (Collective::AllGather { blocks: even(longest) }, longest),
-        (all_to_all(longest), longest),
-        (Collective::Reduce { root }, one),
-        (all_reduce, longest),
         (scatter_reduced(true, longest), longest),
         (ordered, one),
     ];
+    let mut registered = longer.clone();
+    // The shorter ones above have it in ordinary memory.
+    registered.insert(6, (all_reduce, longest));
     let frequent = slices.into_iter().map(|(collective, len)| Case::new(collective, len));
     let case = |registered| move |(collective, len)| (collective, len, registered);
-    let rare = staged.into_iter().map(case(false)).chain(uneven(size).map(case(false)));
-    let rare = rare.chain(registered.map(case(true))).enumerate();
+    let rare = longer.into_iter().map(case(false)).chain(uneven(size).map(case(false)));
+    let rare = rare.chain(registered.into_iter().map(case(true))).enumerate();
     let rare = rare.map(|(i, (collective, len, registered))| {
         let is_rare = i % 7 != 0;
         Case { registered, is_rare, ..Case::new(collective, len) }
