@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use rdma::device::{Error, GidEntry, GidType, ListError, LoadError, open_default_device};
 use rdma::prelude::*;
 use rustix::net::netdevice::index_to_name;
-use rustix::net::{AddressFamily, SocketType, socket};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use serde_json::{Value, json};
 
 use crate::output::{print, warn};
@@ -140,7 +140,8 @@ fn cell(entry: &GidEntry) -> String {
 
 /// Returns the name of the network interface with this number.
 pub(crate) fn interface_name(index: u32) -> Option<String> {
-    let socket = socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
+    let (family, flags) = (AddressFamily::INET, SocketFlags::CLOEXEC);
+    let socket = socket_with(family, SocketType::DGRAM, flags, None).ok()?;
     index_to_name(socket, index).ok()
 }
 

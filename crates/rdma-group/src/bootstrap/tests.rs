@@ -1,3 +1,4 @@
+use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::iter;
 use std::net::{Ipv4Addr, TcpStream};
@@ -5,7 +6,7 @@ use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 
-use rustix::net::{AddressFamily, SocketType, bind, socket};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use test_support::events;
 use test_support::loopback::free_address;
@@ -438,11 +439,13 @@ fn strangers_that_use_all_files_do_not_end_the_group() {
             let master = free_address();
             let (settings, keys) = (settings(0, 3, master), Arc::new(Keys::new(b"")));
             let mut root = root(&settings, &keys, LIMIT);
-            let strangers: Vec<_> = (0..32).map(|_| stranger(master)).collect();
-            let last = strangers[31].as_raw_fd();
+            let _strangers: Vec<_> = (0..32).map(|_| stranger(master)).collect();
             let _link = enter_as(1, master, || {
+                // This process may have inherited files, so the numbers after the last stranger's may be in use.
+                let spare = [(); 8].map(|()| File::open("/dev/null").unwrap());
                 let limit = getrlimit(Resource::Nofile);
-                let current = u64::try_from(last + 8).ok();
+                let current = u64::try_from(spare[7].as_raw_fd() + 1).ok();
+                drop(spare);
                 setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
                 root.accept().unwrap();
             });
@@ -461,7 +464,8 @@ fn a_flood_from_one_address_drops_no_rank_of_another() {
     let _link = enter_as(1, master, || {
         root.accept().unwrap();
         for _ in 0..2 * root.most_half_open() {
-            let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+            let (family, flags) = (AddressFamily::INET, SocketFlags::CLOEXEC);
+            let socket = socket_with(family, SocketType::STREAM, flags, None).unwrap();
             bind(&socket, &SocketAddr::from(([127, 9, 9, 9], 0))).unwrap();
             rustix::net::connect(&socket, &master).unwrap();
             flood.push(socket);

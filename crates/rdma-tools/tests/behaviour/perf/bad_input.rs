@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
 use std::process::Command;
 use std::thread;
 
-use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
 use serde_json::{Value, json};
 
 use super::{Listener, errors, perf, succeeds};
@@ -75,7 +75,8 @@ fn addresses_that_cannot_be_used_are_errors() {
     let address = taken.local_addr().unwrap().to_string();
     fails(perf("").args(["--listen", &address]), 1, &[&address, "in use", "port 0"]);
     // No program listens there, and no other process gets the port.
-    let bound = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    let (family, flags) = (AddressFamily::INET, SocketFlags::CLOEXEC);
+    let bound = socket_with(family, SocketType::STREAM, flags, None).unwrap();
     bind(&bound, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = SocketAddrV4::try_from(getsockname(&bound).unwrap()).unwrap().to_string();
     fails(perf("lat send").args(["--connect", &address]), 1, &[&address, "--listen"]);
