@@ -2,8 +2,12 @@
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 use std::vec;
+
+use rustix::net::sockopt::set_socket_linger;
+use rustix::net::{getpeername, getsockname};
 
 use crate::error::connect_error::ConnectError;
 use crate::until::Until;
@@ -71,12 +75,18 @@ impl Dial {
         Err(self.failure.take().unwrap_or(ConnectError::NobodyListens { tried }))
     }
 
-    /// Checks a stream to the server, because TCP may connect a socket to itself if no program listens.
+    /// Checks a stream to the server, because TCP may connect a socket to itself if no program listens. Such a stream
+    /// leaves no TIME_WAIT when it is dropped, so that the server can listen at the address at once.
     ///
     /// # Errors
-    /// [`ErrorKind::ConnectionRefused`] if both ends have the same address.
-    pub fn check(own: SocketAddr, peer: SocketAddr) -> io::Result<()> {
-        if own == peer { Err(ErrorKind::ConnectionRefused.into()) } else { Ok(()) }
+    /// [`ErrorKind::ConnectionRefused`] if both ends have the same address, and the errors of `getsockname(2)` and
+    /// `getpeername(2)`.
+    pub fn check(stream: &impl AsFd) -> io::Result<()> {
+        if getpeername(stream)? != Some(getsockname(stream)?) {
+            return Ok(());
+        }
+        set_socket_linger(stream, Some(Duration::ZERO))?;
+        Err(ErrorKind::ConnectionRefused.into())
     }
 
     /// Records a failure to connect to the most recent address.
@@ -100,7 +110,26 @@ impl Dial {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
+    use test_support::loopback::free_address;
+
     use super::*;
+
+    #[test]
+    fn a_socket_that_is_connected_to_itself_is_refused_and_leaves_the_port_free() {
+        let address = free_address();
+        let (family, flags) = (AddressFamily::INET, SocketFlags::CLOEXEC);
+        let socket = socket_with(family, SocketType::STREAM, flags, None).unwrap();
+        bind(&socket, &address).unwrap();
+        connect(&socket, &address).unwrap();
+        let error = Dial::check(&socket).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+        drop(socket);
+        let _server = TcpListener::bind(address).unwrap();
+        Dial::check(&TcpStream::connect(address).unwrap()).unwrap();
+    }
 
     fn addresses(count: u16) -> Vec<SocketAddr> {
         (1..=count).map(|port| ([192, 0, 2, 1], port).into()).collect()

@@ -127,7 +127,7 @@ async fn reach(dial: &mut Dial) -> Result<(TcpStream, SocketAddr), ConnectError>
         let stream = timeout(share, TcpStream::connect(address)).await;
         let stream = stream.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()));
         let stream = stream.and_then(|stream| {
-            Dial::check(stream.local_addr()?, stream.peer_addr()?)?;
+            Dial::check(&stream)?;
             stream.set_nodelay(true)?;
             Ok(stream)
         });

@@ -63,7 +63,7 @@ fn reach(dial: &mut Dial) -> Result<(TcpStream, SocketAddr), ConnectError> {
     loop {
         let (address, share) = dial.next(Instant::now())?;
         let stream = TcpStream::connect_timeout(&address, share).and_then(|stream| {
-            Dial::check(stream.local_addr()?, stream.peer_addr()?)?;
+            Dial::check(&stream)?;
             stream.set_nodelay(true)?;
             Ok(stream)
         });
