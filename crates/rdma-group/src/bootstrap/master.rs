@@ -6,6 +6,9 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rdma_connect::Dial;
+
+use super::link::after;
 use crate::environment::{HOST_AND_PORT, Settings, is_address, own_host};
 use crate::error::Error;
 
@@ -14,6 +17,9 @@ const BACKLOG: usize = 1024;
 
 /// The shortest pause between attempts to connect to rank 0, and the shortest time of an attempt.
 const SHORTEST: Duration = Duration::from_millis(10);
+
+/// The longest pause between attempts to look up rank 0.
+const LONGEST: Duration = Duration::from_secs(1);
 
 /// The maximum time of an attempt to connect to one of several addresses of rank 0, or to connect again.
 pub(super) const ATTEMPT: Duration = Duration::from_secs(3);
@@ -34,33 +40,66 @@ pub(super) fn addresses(settings: &Settings, limit: Duration) -> Result<Vec<Sock
             let tried =
                 format!("looking up the address of rank 0, {master}, which {stated_by} states");
             let name = master.clone();
-            look_up(limit, move || Ok(name.to_socket_addrs()?.collect()))
-                .map_err(Error::io(tried))?
+            look_up(limit, move || resolve(&name)).map_err(Error::io(tried))?
         }
     };
     check(settings, &addresses)?;
     Ok(addresses)
 }
 
-/// Waits for the result of `resolve` on another thread, because the resolver has no limit. After the limit, that thread
-/// continues until the resolver returns.
+fn resolve(master: &str) -> io::Result<Vec<SocketAddr>> {
+    // The resolver expects an IPv6 address without brackets. The standard library removes them only if no interface follows.
+    let bare = master.rsplit_once("]:").map(|(host, port)| (host.trim_start_matches('['), port));
+    let addresses = match bare.and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?))) {
+        Some(host_and_port) => host_and_port.to_socket_addrs(),
+        None => master.to_socket_addrs(),
+    };
+    Ok(addresses?.collect())
+}
+
+/// Calls `resolve` on another thread, because the resolver has no limit. After the limit, that thread continues until
+/// the resolver returns. A failure is not final, because launchers such as Kubernetes start a rank before its name exists.
 fn look_up(
     limit: Duration,
-    resolve: impl FnOnce() -> io::Result<Vec<SocketAddr>> + Send + 'static,
+    resolve: impl Fn() -> io::Result<Vec<SocketAddr>> + Send + 'static,
 ) -> io::Result<Vec<SocketAddr>> {
-    let (sender, resolved) = mpsc::channel();
-    // After the limit, no receiver is left.
-    let send = move || _ = sender.send(resolve());
-    thread::Builder::new().name("looks up rank 0".to_owned()).spawn(send)?;
-    resolved.recv_timeout(limit).unwrap_or_else(|error| match error {
-        RecvTimeoutError::Timeout => {
-            let text = format!(
-                "no answer within {limit:?}: check the name servers of this host, or use an IP address"
-            );
-            Err(io::Error::new(ErrorKind::TimedOut, text))
+    let (sender, results) = mpsc::channel();
+    let repeat = move || {
+        let mut pause = SHORTEST;
+        loop {
+            let result = resolve();
+            let is_last = result.is_ok();
+            // After the limit, no receiver is left.
+            if sender.send(result).is_err() || is_last {
+                return;
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(LONGEST);
         }
-        RecvTimeoutError::Disconnected => Err(io::Error::other("the look-up has panicked")),
-    })
+    };
+    thread::Builder::new().name("looks up rank 0".to_owned()).spawn(repeat)?;
+    let until = after(limit);
+    let mut failure = None;
+    loop {
+        match results.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(Err(error)) if error.kind() != ErrorKind::InvalidInput => {
+                if failure.is_none() {
+                    tracing::warn!("looking up rank 0 is repeated until it succeeds: {error}");
+                }
+                failure = Some(format!("{error}: it was repeated for {limit:?}, check the name"));
+            }
+            Ok(result) => return result,
+            Err(RecvTimeoutError::Timeout) => {
+                let text = failure.unwrap_or_else(|| {
+                    format!("no answer within {limit:?}: check the name servers of this host, or use an IP address")
+                });
+                return Err(io::Error::new(ErrorKind::TimedOut, text));
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(io::Error::other("the look-up has panicked"));
+            }
+        }
+    }
 }
 
 /// Refuses addresses to which no rank can connect, and those that need a secret if there is none.
@@ -160,7 +199,12 @@ pub(super) fn attempt(addresses: &[SocketAddr], until: Instant) -> io::Result<Tc
         if addresses.len() > 1 {
             left = left.min(ATTEMPT);
         }
-        match TcpStream::connect_timeout(address, left) {
+        let connect = || {
+            let stream = TcpStream::connect_timeout(address, left)?;
+            Dial::check(&stream)?;
+            Ok(stream)
+        };
+        match connect() {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }

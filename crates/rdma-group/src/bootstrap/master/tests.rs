@@ -1,5 +1,7 @@
 use std::iter;
+use std::net::Ipv6Addr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 use test_support::loopback::free_address;
@@ -29,8 +31,35 @@ fn a_look_up_ends_at_the_limit() {
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     let expected = "no answer within 1ms: check the name servers of this host";
     assert!(error.to_string().starts_with(expected), "{error}");
-    let found = vec![free_address()];
-    assert_eq!(look_up(LIMIT, move || Ok(found)).unwrap().len(), 1);
+}
+
+#[test]
+fn a_look_up_that_fails_is_repeated_until_the_limit() {
+    let (failure, attempts) = ("the name has no address yet", AtomicUsize::new(0));
+    let late = move || match attempts.fetch_add(1, Ordering::Relaxed) {
+        3 => Ok(vec![free_address()]),
+        _ => Err(io::Error::other(failure)),
+    };
+    assert_eq!(look_up(LIMIT, late).unwrap().len(), 1);
+
+    let (sender, attempts) = mpsc::channel();
+    let never = move || {
+        sender.send(()).unwrap();
+        Err(io::Error::other(failure))
+    };
+    let error = look_up(Duration::from_secs(1), never).unwrap_err().to_string();
+    let expected = ["no answer within 1s", "the name has no address yet: it was repeated for 1s"];
+    assert!(expected.iter().any(|expected| error.starts_with(expected)), "{error}");
+    // The thread ends after the limit.
+    assert!(attempts.iter().count() > 0);
+}
+
+#[test]
+fn an_interface_in_an_address_is_looked_up() {
+    let found = resolve("[fe80::1%lo]:7").unwrap();
+    assert!(matches!(found[..], [SocketAddr::V6(it)] if it.scope_id() > 0 && it.port() == 7));
+    assert_eq!(resolve("[::1]:7").unwrap(), [SocketAddr::from((Ipv6Addr::LOCALHOST, 7))]);
+    assert!(resolve("localhost:7").unwrap().iter().all(|it| it.ip().is_loopback()));
 }
 
 #[test]
