@@ -339,9 +339,9 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "loaded",
-        about: "tests that fail on a busy machine: every test three times, those with a deadline or a second process ten times",
+        about: "tests that fail on a busy machine: every test once, those with a deadline or a second process three times more",
         tier: Tier::Full,
-        minutes: 150.0,
+        minutes: 50.0,
         needs: &[],
         steps: LOADED,
     },

@@ -540,23 +540,23 @@ pub(super) const LOADED: &[Step] = &[
     run("cargo test --workspace --no-run"),
     tests("cargo test --workspace --no-fail-fast --lib --bins --tests -- --skip no_case_compiles")
         .with(BUSY)
-        .under_load(3),
+        .under_load(1),
     tests("cargo test --workspace --no-fail-fast --test behaviour -- {timed}")
         .with(BUSY)
-        .under_load(10),
+        .under_load(3),
     tests("cargo test --workspace --no-fail-fast --test fork --test stress")
         .with(BUSY)
-        .under_load(10),
+        .under_load(3),
     run("cargo test --workspace --no-fail-fast --test soak --test interop")
         .with(BUSY)
-        .under_load(10),
+        .under_load(3),
     tests("cargo test -p rdma-group --test behaviour ranks_in_processes")
         .with(&[("RDMA_TEST_RANKS", "64")])
         .under_load(1),
     tests("cargo test --workspace --no-fail-fast --test conformance -- soft0-local::")
         .with(BUSY)
-        .under_load(10),
+        .under_load(3),
     tests("cargo test --workspace --no-fail-fast --test conformance -- soft0-udp::")
         .with(BUSY)
-        .under_load(10),
+        .under_load(3),
 ];
