@@ -28,6 +28,10 @@ pub(crate) struct Files {
 /// The maximum number of files reported at a time.
 const MANY: usize = 64;
 
+/// The longest wait in one call. For limits that do not fit into an `i32` of milliseconds, rustix calls `epoll_pwait2`,
+/// which Linux has since 5.11.
+const LONGEST: Duration = Duration::from_secs(86_400);
+
 impl Files {
     /// # Errors
     /// [`ConnectError::Io`], most often because too many files are open.
@@ -62,12 +66,11 @@ impl Files {
     }
 
     /// Waits until a file is ready, for at most `limit`, and stores the keys of the ready files in `ready`. A signal
-    /// ends the wait early.
+    /// ends the wait early, and so does [`LONGEST`].
     pub(crate) fn wait(&self, limit: Duration, ready: &mut Vec<u64>) -> Result<(), Errno> {
         ready.clear();
         let mut events = Vec::with_capacity(MANY);
-        // If the limit cannot be represented, there is no limit.
-        let limit = Timespec::try_from(limit).ok();
+        let limit = Timespec::try_from(limit.min(LONGEST)).ok();
         match epoll::wait(&*self.epoll, spare_capacity(&mut events), limit.as_ref()) {
             Ok(_) => ready.extend(events.iter().map(|event| { event.data }.u64())),
             Err(Errno::INTR) => {}

@@ -20,6 +20,10 @@ use crate::error::Error;
 /// The maximum number of files that are reported at a time.
 const MANY: usize = 64;
 
+/// The longest wait in one call. For limits that do not fit into an `i32` of milliseconds, rustix calls `epoll_pwait2`,
+/// which Linux has since 5.11.
+const LONGEST: Duration = Duration::from_secs(86_400);
+
 /// The keys of the files that are not sockets.
 const TIMER: u64 = 0;
 const WAKE: u64 = 1;
@@ -82,11 +86,10 @@ impl Files {
     }
 
     /// Waits until something happens, for at most `limit`, and returns the keys of readable files. A signal ends the
-    /// wait early.
+    /// wait early, and so does [`LONGEST`].
     pub(super) fn wait(&self, limit: Option<Duration>) -> Result<Vec<u64>, Error> {
         let mut events = Vec::with_capacity(MANY);
-        // If the limit cannot be represented, there is no limit.
-        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+        let limit = limit.and_then(|limit| Timespec::try_from(limit.min(LONGEST)).ok());
         match epoll::wait(&self.inner, spare_capacity(&mut events), limit.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(Error::system("wait for events")(errno)),
