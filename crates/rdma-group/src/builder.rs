@@ -65,8 +65,8 @@ impl<'a> GroupBuilder<'a> {
         self
     }
 
-    /// Sets the secret that all ranks share, for example 32 random bytes. A secret is required if rank 0 does not
-    /// listen at a loopback address.
+    /// Sets the secret that all ranks share, for example 32 random bytes. A secret that is not empty is required if
+    /// rank 0 does not listen at a loopback address.
     ///
     /// The secret authenticates all messages of joining, and the ranks that connect. It encrypts nothing: a process
     /// that can read or change packets can read or change the data.
@@ -76,6 +76,9 @@ impl<'a> GroupBuilder<'a> {
     }
 
     /// Sets the time limit of [`join`](Self::join). Default: 2 minutes. [`Duration::MAX`] means no limit.
+    ///
+    /// Rank 0 measures the limit from its own call. Another rank first waits for its connection to rank 0, at most for
+    /// the limit. Then it waits for rank 0's decision, at most for the limit and 5 seconds.
     pub const fn join_limit(mut self, limit: Duration) -> Self {
         self.join_limit = limit;
         self

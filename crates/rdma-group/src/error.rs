@@ -71,8 +71,8 @@ pub enum Error {
     },
     /// No process accepted connections at the address of rank 0 within the time limit of joining.
     #[error(
-        "rank {rank} could not connect to rank 0 at {address} within {limit:?}: {source}: check that rank 0 runs, and \
-         that this is its address on all hosts"
+        "rank {rank} could not connect to rank 0 at {address} within {limit:?}: {source}: check that rank 0 runs \
+         with the same world size, and that this is its address on all hosts"
     )]
     Unreachable {
         /// The rank of this process.

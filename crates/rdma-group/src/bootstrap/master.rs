@@ -111,7 +111,7 @@ fn check(settings: &Settings, addresses: &[SocketAddr]) -> Result<(), Error> {
         let expected = "the name or an address of its host, to which the other ranks can connect";
         return Err(Error::BadAddress { address, stated_by, expected });
     }
-    if secret.is_none() && !all().all(|ip| ip.is_loopback()) {
+    if secret.as_ref().is_none_or(Vec::is_empty) && !all().all(|ip| ip.is_loopback()) {
         return Err(Error::SecretRequired { address });
     }
     Ok(())

@@ -52,9 +52,9 @@ pub struct Exchanger;
 impl Exchanger {
     /// Sends a value to all other ranks, and returns the values of all ranks in rank order.
     ///
-    /// The values are encoded as JSON: NaN is not encoded, and keys of maps must be strings. All ranks connect to rank 0,
-    /// which listens at its address in the configuration and forwards the values. Processes that do not belong to the
-    /// group are dropped.
+    /// The values are encoded as JSON, so keys of maps must be strings. NaN and infinities become `null`: decoding fails,
+    /// or an `Option` becomes `None`. All ranks connect to rank 0, which listens at its address in the
+    /// configuration and forwards the values. Processes that do not belong to the group are dropped.
     ///
     /// # Errors
     /// - [`ExchangeError::InvalidRank`] if the configuration does not contain the rank;

@@ -71,6 +71,14 @@ fn a_name_without_an_address_is_named() {
 }
 
 #[test]
+fn an_empty_secret_is_none() {
+    for secret in [None, Some(Vec::new())] {
+        let settings = Settings { secret, ..Settings::new(1, 2, NOWHERE) };
+        assert!(matches!(join_as(&settings, LIMIT), Err(Error::SecretRequired { .. })));
+    }
+}
+
+#[test]
 fn an_address_to_which_no_rank_can_connect_is_refused_on_each_rank() {
     for rank in [0, 1] {
         for (master, expected) in [

@@ -1,18 +1,22 @@
 //! Strangers that connect to ranks, and greetings that are sent again.
 
 use std::io::Write as _;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Barrier, mpsc};
 
 use super::*;
 use crate::bootstrap::link::Tag;
 use crate::world::ranks::Greeting;
 
+/// Returns the greeting of a stranger that claims to be rank 0.
+fn claims() -> Vec<u8> {
+    [&0_u64.to_le_bytes()[..], &[7; size_of::<Nonce>() + size_of::<Tag>()]].concat()
+}
+
 /// Connects to a rank again and again. Each connection is wrong in one of several ways. Calls `attacked` after some of
 /// them.
 fn attack(address: SocketAddr, ended: &AtomicBool, attacked: impl Fn()) {
     let pd = domain();
-    let claims = [&0_u64.to_le_bytes()[..], &[7; size_of::<Nonce>() + size_of::<Tag>()]].concat();
     let mut open = Vec::new();
     for round in 0.. {
         if ended.load(Ordering::Relaxed) {
@@ -29,9 +33,9 @@ fn attack(address: SocketAddr, ended: &AtomicBool, attacked: impl Fn()) {
                 let _ = stranger.and_then(|mut stranger| stranger.write_all(&[0x55; 100]));
             }
             2 => open.clear(),
-            // Claims to be rank 0.
+            // The rank may not read this before the limit: see `refuse_a_claim`.
             _ => {
-                let builder = pd.create_channel().user_bytes(&claims);
+                let builder = pd.create_channel().user_bytes(&claims());
                 let refused =
                     builder.rendezvous_timeout(Duration::from_millis(100)).connect(address);
                 assert!(refused.is_err());
@@ -67,9 +71,43 @@ fn run_during_attacks<W: Rank>(join: impl Fn(Settings) -> W + Sync) {
     });
 }
 
+/// A stranger claims to be rank 0 while rank 1 waits for it in a collective.
+fn refuse_a_claim<W: Rank + Send>(join: impl Fn(Settings) -> W + Sync) {
+    let master = &*free_address().to_string();
+    let case = &collectives(2)[0];
+    thread::scope(|threads| {
+        let (sender, address) = mpsc::channel();
+        let join = &join;
+        let rank = threads.spawn(move || {
+            let mut world = join(settings(1, 2, master, 0));
+            sender.send(world.ranks().entries[1].address).unwrap();
+            // A rank that ends before the other is lost.
+            (execute(&mut world, case, 0), world)
+        });
+        let mut world = join(settings(0, 2, master, 0));
+        let pd = domain();
+        let builder = pd.create_channel().user_bytes(&claims()).rendezvous_timeout(LIMIT);
+        let refused = builder.connect(address.recv().unwrap());
+        assert!(matches!(refused, Err(ConnectError::Rejected(_))), "{refused:?}");
+        execute(&mut world, case, 0).unwrap();
+        rank.join().unwrap().0.unwrap();
+    });
+}
+
+#[test]
+fn a_claim_to_be_rank_0_is_refused() {
+    refuse_a_claim(blocking);
+}
+
+#[cfg(feature = "async")]
+#[test]
+fn a_claim_to_be_rank_0_is_refused_by_an_asynchronous_rank() {
+    refuse_a_claim(Asynchronous::join);
+}
+
 #[test]
 fn ranks_run_collectives_while_strangers_connect_to_them() {
-    run_during_attacks(|settings| World::join(&domain(), &settings, [LIMIT; 2]).unwrap());
+    run_during_attacks(blocking);
 }
 
 #[cfg(feature = "async")]
