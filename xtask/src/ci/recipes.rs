@@ -423,8 +423,8 @@ const MEMCHECK_SUITE: Step = tests(
 /// Some tests are left out. A forked child releases nothing on purpose, and some twins of code that
 /// must not compile forget memory, which valgrind would report as leaks. Under valgrind, the kernel
 /// does not copy inaccessible memory, and registers are lost when a faulting instruction is resumed.
-/// Two tests need many empty polls, as in [`ASAN_FULL`], and 40 clients at a time take minutes. Tests of hostile processes need
-/// `pidfd_open`, which valgrind lacks.
+/// Two tests need many empty polls, as in [`ASAN_FULL`], and 40 clients at a time take minutes.
+/// Tests of hostile processes need `pidfd_open`, which valgrind lacks.
 pub(super) const VALGRIND: &[Step] = &[
     MEMCHECK_SEES,
     run("cargo build --profile test -p rdma-examples --examples"),
