@@ -133,7 +133,9 @@ fn is_end(error: &io::Error) -> bool {
 
 fn reason(error: &io::Error, limit: Duration) -> String {
     match error.kind() {
-        _ if is_end(error) => "rank 0 closed the connection: check its output".to_owned(),
+        _ if is_end(error) => {
+            "rank 0 closed the connection: check its output, and that no other process has this rank".to_owned()
+        }
         // With an error number, it is from the kernel: the host of rank 0 is silent.
         ErrorKind::TimedOut if error.raw_os_error().is_none() => format!(
             "rank 0 did not answer within {limit:?}: check that it runs, and that no other program has its address"
@@ -325,11 +327,16 @@ impl<'s> Root<'s> {
             }
             _ if join.world_size as usize != world_size => {
                 let theirs = join.world_size;
-                format!("{who} expects {theirs} ranks, but rank 0 expects {world_size}")
+                format!(
+                    "{who} expects {theirs} ranks, but rank 0 expects {world_size}: start all with the same size"
+                )
             }
             None => format!("{who} is outside the group of {world_size} ranks"),
             Some(Some((_, other))) => {
-                format!("{who} has already joined from {} on {}", other.address, other.host)
+                format!(
+                    "{who} has already joined from {} on {}: start only one process with this rank",
+                    other.address, other.host
+                )
             }
             Some(place) => {
                 *place = Some((Some(link), join.entry));

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::reduction::name_of;
+use crate::schedule::BarrierAlgorithm;
 
 /// The collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +106,9 @@ const KINDS: [(Kind, &str); 10] = [
     (Kind::Connect, "connect"),
 ];
 
+/// The collectives that have a root.
+const ROOTED: [Kind; 4] = [Kind::Broadcast, Kind::Gather, Kind::Scatter, Kind::Reduce];
+
 const NUMBERS: [&str; 11] =
     ["", "f32", "f64", "u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64"];
 
@@ -112,19 +116,29 @@ impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = KINDS.iter().find(|(kind, _)| *kind as u8 == self.kind);
         let kind = kind.map_or("unknown", |(_, name)| name);
-        write!(f, "{kind} (call {} of group {:x}", self.generation, self.group)?;
+        write!(f, "{kind} (call {} of ", self.generation)?;
+        match self.group {
+            0 => f.write_str("the group")?,
+            subgroup => write!(f, "subgroup {subgroup:x}")?,
+        }
         if self.element_bytes > 0 {
             write!(f, ", {} elements", self.elements)?;
             match NUMBERS.get(usize::from(self.number)) {
                 Some(&"") | None => write!(f, " of {} bytes", self.element_bytes)?,
                 Some(number) => write!(f, " of {number}, {}", name_of(self.variant))?,
             }
+        }
+        if ROOTED.iter().any(|kind| *kind as u8 == self.kind) {
             write!(f, ", root {}", self.root)?;
-        } else if self.kind == Kind::Barrier as u8 {
-            write!(f, ", algorithm {}", self.variant)?;
+        }
+        if self.kind == Kind::Barrier as u8 {
+            match BarrierAlgorithm::ALL.get(usize::from(self.variant)) {
+                Some(algorithm) => write!(f, ", {algorithm:?}")?,
+                None => write!(f, ", algorithm {}", self.variant)?,
+            }
         }
         if self.counts != 0 {
-            write!(f, ", counts {:x}", self.counts)?;
+            write!(f, ", counts with checksum {:x}", self.counts)?;
         }
         f.write_str(")")
     }

@@ -125,7 +125,7 @@ impl Variables<'_> {
     fn number<N: std::str::FromStr>(&self, variable: &'static str) -> Result<N, Error> {
         let value = self.text(variable)?;
         let number = value.trim().parse();
-        number.map_err(|_| Error::BadVariable { variable, value, expected: "a whole number" })
+        number.map_err(|_| Error::BadVariable { variable, value, expected: "a number from 0" })
     }
 }
 
@@ -356,7 +356,10 @@ mod tests {
     fn torchrun_states_the_address_of_its_store() {
         let mut variables = vec![("RANK", "3"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "node1")];
         let error = read(&variables).unwrap_err();
-        assert_eq!(error.to_string(), "torchrun has not set MASTER_PORT");
+        assert_eq!(
+            error.to_string(),
+            "torchrun has not set MASTER_PORT: set it, or start the program with a launcher that does"
+        );
         variables.push(("MASTER_PORT", "29500"));
         assert_eq!(read(&variables).unwrap(), settings(3, 8, "node1:29501", "MASTER_ADDR"));
         for port in ["0", "65535"] {
@@ -520,7 +523,7 @@ mod tests {
     fn a_variable_that_is_wrong_is_named() {
         assert!(matches!(read(&[]), Err(Error::NoLauncher)));
         let error = read(&[("RDMA_RANK", "-1"), ("RDMA_MASTER", "h:1")]).unwrap_err();
-        assert_eq!(error.to_string(), "RDMA_RANK is \"-1\", but it must be a whole number");
+        assert_eq!(error.to_string(), "RDMA_RANK is \"-1\", but it must be a number from 0");
     }
 
     #[test]

@@ -149,8 +149,12 @@ pub enum Error {
     /// of this rank has not ended within the limit. Nothing was sent, and the group is still open.
     #[error("{0}")]
     Argument(String),
-    /// A rank has died, or has left the group.
-    #[error("rank {rank} on {host} has died or left the group: check its output")]
+    /// A rank has died, or has left the group. The same if a connection to it has failed, for example because the network
+    /// is down.
+    #[error(
+        "rank {rank} on {host} has died or left the group, or its device cannot be reached: check its output, and the \
+         network"
+    )]
     Lost {
         /// The rank.
         rank: usize,
@@ -170,7 +174,9 @@ pub enum Error {
         limit: Duration,
     },
     /// A rank has called another collective, or the same one with other arguments.
-    #[error("rank {rank} on {host} called {theirs}, but this rank called {ours}")]
+    #[error(
+        "rank {rank} on {host} called {theirs}, but this rank called {ours}: all ranks must make equal calls in the same order"
+    )]
     Mismatch {
         /// The other rank.
         rank: usize,
@@ -227,7 +233,10 @@ impl Error {
 }
 
 fn remedy(variable: &str) -> &'static str {
-    if variable == "RDMA_MASTER" { ": set it to HOST:PORT of rank 0" } else { "" }
+    match variable {
+        "RDMA_MASTER" => ": set it to HOST:PORT of rank 0",
+        _ => ": set it, or start the program with a launcher that does",
+    }
 }
 
 fn cure(listening: &io::Error) -> &'static str {

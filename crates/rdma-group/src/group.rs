@@ -211,11 +211,31 @@ impl Group {
         self.copy(&plan, buffer)
     }
 
-    /// Like [`gather`](Self::gather), for blocks of different lengths. All ranks pass the lengths of all blocks.
+    /// Like [`gather`](Self::gather), for blocks of different lengths. All ranks pass the lengths of all blocks, in
+    /// elements, and a buffer that has room for all blocks.
     ///
     /// # Errors
     /// [`Error::Argument`] if there is no such rank, or the lengths do not fit. Otherwise see
     /// [failures](Self#failures).
+    ///
+    /// # Examples
+    /// Each rank knows only the length of its own block at first:
+    /// ```
+    /// # use rdma_group::Group;
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let mut group = Group::builder(&pd, 0, 1, "127.0.0.1:7471").join()?;
+    /// let own = vec![1.5_f64; 3 + group.rank()];
+    /// let mut counts = vec![0; group.world_size()];
+    /// counts[group.rank()] = own.len();
+    /// group.all_gather(&mut counts)?;
+    /// let mut all = vec![0.0; counts.iter().sum()];
+    /// let start: usize = counts[..group.rank()].iter().sum();
+    /// all[start..][..own.len()].copy_from_slice(&own);
+    /// group.gather_v(0, &mut all, &counts)?;
+    /// # assert_eq!(all, own);
+    /// # Ok::<(), rdma_group::Error>(())
+    /// ```
     #[doc(alias = "MPI_Gatherv")]
     pub fn gather_v<M: Memory + ?Sized>(
         &mut self,
@@ -244,7 +264,8 @@ impl Group {
         self.copy(&plan, buffer)
     }
 
-    /// Like [`scatter`](Self::scatter), for blocks of different lengths. All ranks pass the lengths of all blocks.
+    /// Like [`scatter`](Self::scatter), for blocks of different lengths. All ranks pass the lengths of all blocks, and a
+    /// buffer that has room for all blocks, as for [`gather_v`](Self::gather_v).
     ///
     /// # Errors
     /// Same errors as [`gather_v`](Self::gather_v).
@@ -286,7 +307,8 @@ impl Group {
         self.copy(&plan, buffer)
     }
 
-    /// Like [`all_gather`](Self::all_gather), for blocks of different lengths. All ranks pass the lengths of all blocks.
+    /// Like [`all_gather`](Self::all_gather), for blocks of different lengths. All ranks pass the lengths of all blocks, as
+    /// for [`gather_v`](Self::gather_v).
     ///
     /// # Errors
     /// [`Error::Argument`] if the lengths do not fit. Otherwise see [failures](Self#failures).

@@ -200,7 +200,8 @@ impl Members {
         let fits = |blocks: &Blocks| counts.len() == size && blocks.len() == size_of_val(buffer);
         blocks.filter(fits).ok_or_else(|| {
             Error::Argument(format!(
-                "{} counts do not divide a buffer of {len} elements between {size} ranks",
+                "{} counts do not divide a buffer of {len} elements between {size} ranks: pass {size} counts whose sum \
+                 is {len}",
                 counts.len()
             ))
         })

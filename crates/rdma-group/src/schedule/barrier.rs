@@ -15,6 +15,11 @@ pub enum BarrierAlgorithm {
     Dissemination,
 }
 
+impl BarrierAlgorithm {
+    /// All algorithms, at the places of their codes.
+    pub(crate) const ALL: [Self; 3] = [Self::Centralized, Self::BinaryTree, Self::Dissemination];
+}
+
 impl Member {
     pub(crate) fn barrier(self, algorithm: BarrierAlgorithm) -> Schedule {
         if self.size == 1 {

@@ -52,7 +52,7 @@ fn a_rank_that_does_not_take_part_is_named_after_the_limit() {
         });
         let mut group = join(0).unwrap();
         let error = text(group.barrier());
-        let call = " did not take part in barrier (call 0 of group 0, algorithm 2) within 50ms";
+        let call = " did not take part in barrier (call 0 of the group, Dissemination) within 50ms";
         assert!(error.starts_with("rank 1 on ") && error.ends_with(call), "{error}");
         entered.send(()).unwrap();
         other.join().unwrap();

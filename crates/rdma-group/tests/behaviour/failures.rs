@@ -163,7 +163,7 @@ fn different_lengths_of_blocks_are_named() {
 #[test]
 fn different_algorithms_of_barriers_are_named() {
     let [one, other] = [BarrierAlgorithm::Centralized, BarrierAlgorithm::Dissemination];
-    let text = |algorithm| format!("algorithm {})", algorithm as u8);
+    let text = |algorithm| format!(", {algorithm:?})");
     differ(&[&text(one), &text(other)], |group| {
         group.barrier_with(if group.rank() == 0 { one } else { other })
     });

@@ -159,7 +159,7 @@ fn a_rank_0_that_sends_nothing_is_named() {
 fn a_rank_0_that_dies_while_ranks_join_is_named() {
     let master = free_address();
     let expected = format!(
-        "rank 1 could not join at {master}: rank 0 closed the connection: check its output"
+        "rank 1 could not join at {master}: rank 0 closed the connection: check its output, and that no other process has this rank"
     );
     let join = || text(join_as(&settings(1, 2, master), LIMIT));
     thread::scope(|threads| {
