@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use self::link::{Keys, Kind, Link, Nonce, after, nonce, wait_for};
+use self::master::Pauses;
 use self::star::Star;
 use self::table::{Entry, Join, Table};
 use crate::environment::Settings;
@@ -55,21 +56,24 @@ pub(crate) fn join(
     };
     let own = entry(stream.local_addr().map_err(failed)?.ip())?;
     let most = Table::most(settings.world_size);
+    // Rank 0 decides within its own limit, which has begun before it accepts this rank.
+    let (mut until, decision) = (until, after(limit.saturating_add(GRACE)));
+    let mut pauses = Pauses::default();
     loop {
         let mut link = Link::new(stream, Arc::clone(keys), false, most).map_err(failed)?;
-        let challenge = challenge(&mut link, until).map_err(failed)?;
-        match enter(settings, &mut link, challenge, own.clone(), until, limit) {
+        match enter(settings, &mut link, own.clone(), until, decision) {
             Ok(Ok(table)) => return Ok((table, Star::new(settings.rank, vec![Some(link)]))),
             Ok(Err(reason)) => {
                 let address = master.clone();
                 return Err(Error::Refused { address, rank: settings.rank, reason });
             }
-            Err(error) if !is_end(&error) => return Err(failed(error)),
             // During a flood of strangers, rank 0 may drop a rank. If it does not listen any more, it has failed.
-            Err(error) => {
-                let again = until.min(Instant::now() + master::ATTEMPT);
-                stream = master::attempt(&addresses, again).map_err(|_| failed(error))?;
+            Err(error) if is_end(&error) && Instant::now() < decision => {
+                pauses.pause();
+                until = decision.min(Instant::now() + master::ATTEMPT);
+                stream = master::attempt(&addresses, until).map_err(|_| failed(error))?;
             }
+            Err(error) => return Err(failed(error)),
         }
     }
 }
@@ -95,16 +99,16 @@ fn challenge(link: &mut Link, until: Instant) -> io::Result<Nonce> {
     Nonce::try_from(challenge).map_err(|_| invalid("the challenge has another length"))
 }
 
-/// Joins at rank 0, which has sent `theirs`. The inner error is the reason why rank 0 has refused this rank.
+/// Joins at rank 0, which sends its nonce before the first deadline, and decides before the last one. The inner error is
+/// the reason why rank 0 has refused this rank.
 fn enter(
     settings: &Settings,
     link: &mut Link,
-    theirs: Nonce,
     entry: Entry,
     until: Instant,
-    limit: Duration,
+    decision: Instant,
 ) -> io::Result<Result<Table, String>> {
-    let own = nonce()?;
+    let (theirs, own) = (challenge(link, until)?, nonce()?);
     let join = Join {
         nonce: own,
         rank: u32::try_from(settings.rank).unwrap_or(u32::MAX),
@@ -115,8 +119,7 @@ fn enter(
     link.agree([Nonce::default(), theirs]);
     link.send(Kind::Join, &join.to_bytes(), until)?;
     link.agree([own, theirs]);
-    // Rank 0 decides within its own limit, which began before it received this message.
-    match link.receive(after(limit.saturating_add(GRACE)))? {
+    match link.receive(decision)? {
         (Kind::Table, bytes) => Table::from_bytes(&bytes, settings.world_size)
             .map(Ok)
             .ok_or_else(|| invalid("the table of ranks is invalid")),
@@ -127,8 +130,8 @@ fn enter(
 
 /// Returns true if the other end has closed the connection.
 fn is_end(error: &io::Error) -> bool {
-    let ends = [ErrorKind::UnexpectedEof, ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
-    ends.contains(&error.kind())
+    use ErrorKind::{BrokenPipe, ConnectionReset, NotConnected, UnexpectedEof};
+    [UnexpectedEof, ConnectionReset, BrokenPipe, NotConnected].contains(&error.kind())
 }
 
 fn reason(error: &io::Error, limit: Duration) -> String {

@@ -179,15 +179,28 @@ pub(super) fn connect_to_root(
 
 /// Connects to rank 0, which may not listen yet.
 pub(super) fn connect(addresses: &[SocketAddr], until: Instant) -> io::Result<TcpStream> {
-    let mut pause = SHORTEST;
+    let mut pauses = Pauses::default();
     loop {
         match attempt(addresses, until) {
-            Err(_) if Instant::now() < until => {
-                thread::sleep(pause);
-                pause = (pause * 2).min(Duration::from_millis(250));
-            }
+            Err(_) if Instant::now() < until => pauses.pause(),
             result => return result,
         }
+    }
+}
+
+/// The pauses between attempts to connect to rank 0, which become longer.
+pub(super) struct Pauses(Duration);
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self(SHORTEST)
+    }
+}
+
+impl Pauses {
+    pub(super) fn pause(&mut self) {
+        thread::sleep(self.0);
+        self.0 = (self.0 * 2).min(Duration::from_millis(250));
     }
 }
 

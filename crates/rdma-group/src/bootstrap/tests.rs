@@ -1,3 +1,5 @@
+mod dropped;
+
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::iter;
@@ -262,25 +264,6 @@ fn a_rank_that_ends_before_the_group_is_complete_can_join_again() {
             assert!(rank.join().unwrap().unwrap().0.entries[1].host != "gone");
         }
         assert!(again.join().unwrap().is_ok());
-    });
-}
-
-/// A flood of strangers can replace a rank that has not answered the challenge yet.
-#[test]
-fn a_rank_that_is_dropped_before_it_has_joined_connects_again() {
-    let master = free_address();
-    let (root_settings, keys) = (settings(0, 2, master), Arc::new(Keys::new(b"")));
-    let root = root(&root_settings, &keys, LIMIT);
-    root.listener.set_nonblocking(false).unwrap();
-    thread::scope(|threads| {
-        let rank = spawn(threads, settings(1, 2, master));
-        let (stream, _) = root.listener.accept().unwrap();
-        let mut link = Link::new(stream, Arc::clone(&keys), true, Join::MOST).unwrap();
-        link.send(Kind::Challenge, &Nonce::default(), Instant::now()).unwrap();
-        drop(link);
-        root.listener.set_nonblocking(true).unwrap();
-        assert!(root.gather(Instant::now() + LIMIT).is_ok());
-        assert!(rank.join().unwrap().is_ok());
     });
 }
 

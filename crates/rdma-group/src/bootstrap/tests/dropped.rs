@@ -1,0 +1,97 @@
+//! Ranks whose connection with rank 0 ends before they have joined.
+
+use super::*;
+
+/// A flood of strangers can replace a rank that has not answered the challenge yet.
+#[test]
+fn a_rank_that_is_dropped_before_it_has_joined_connects_again() {
+    let master = free_address();
+    let (root_settings, keys) = (settings(0, 2, master), Arc::new(Keys::new(b"")));
+    let root = root(&root_settings, &keys, LIMIT);
+    root.listener.set_nonblocking(false).unwrap();
+    thread::scope(|threads| {
+        let rank = spawn(threads, settings(1, 2, master));
+        let (stream, _) = root.listener.accept().unwrap();
+        let mut link = Link::new(stream, Arc::clone(&keys), true, Join::MOST).unwrap();
+        link.send(Kind::Challenge, &Nonce::default(), Instant::now()).unwrap();
+        drop(link);
+        root.listener.set_nonblocking(true).unwrap();
+        assert!(root.gather(Instant::now() + LIMIT).is_ok());
+        assert!(rank.join().unwrap().is_ok());
+    });
+}
+
+/// Accepts a process at the address of rank 0, and sends a challenge.
+fn challenged(listener: &TcpListener, keys: &Arc<Keys>) -> Link {
+    let mut link =
+        Link::new(listener.accept().unwrap().0, Arc::clone(keys), true, Join::MOST).unwrap();
+    link.send(Kind::Challenge, &Nonce::default(), Instant::now()).unwrap();
+    link
+}
+
+/// Rank 0 may have started later than the other rank, so its limit is not over.
+#[test]
+fn a_rank_that_is_dropped_after_its_own_limit_connects_again() {
+    let master = free_address();
+    let (root_settings, keys) = (settings(0, 2, master), Arc::new(Keys::new(b"")));
+    let limit = Duration::from_millis(500);
+    let root = root(&root_settings, &keys, LIMIT);
+    root.listener.set_nonblocking(false).unwrap();
+    thread::scope(|threads| {
+        let rank = threads.spawn(move || join_as(&settings(1, 2, master), limit));
+        let link = challenged(&root.listener, &keys);
+        thread::sleep(limit);
+        drop(link);
+        // Rank 0 is busy.
+        thread::sleep(Duration::from_millis(100));
+        root.listener.set_nonblocking(true).unwrap();
+        let rank_0 = root.gather(Instant::now() + LIMIT / 4);
+        let joined = rank.join().unwrap();
+        assert!(rank_0.is_ok() && joined.is_ok(), "{:?}", joined.err());
+    });
+}
+
+/// Another program may repeat a challenge that it has recorded.
+#[test]
+fn a_rank_that_is_dropped_again_and_again_gives_up() {
+    let master = free_address();
+    let (keys, limit) = (Arc::new(Keys::new(b"")), Duration::from_millis(500));
+    let (listener, given_up) = (TcpListener::bind(master).unwrap(), AtomicBool::new(false));
+    let begin = Instant::now();
+    thread::scope(|threads| {
+        let rank = threads.spawn(|| {
+            let joined = join_as(&settings(1, 2, master), limit);
+            given_up.store(true, Ordering::Relaxed);
+            // The last one.
+            drop(TcpStream::connect(master));
+            joined
+        });
+        let mut drops = 0;
+        while !given_up.load(Ordering::Relaxed) && begin.elapsed() < 4 * GRACE {
+            drop(challenged(&listener, &keys));
+            drops += 1;
+        }
+        drop(listener);
+        assert!(begin.elapsed() < 4 * GRACE, "dropped {drops} times");
+        assert!(drops < 1000, "dropped {drops} times");
+        let joined = rank.join().unwrap();
+        assert!(matches!(joined, Err(Error::Join { .. })), "{:?}", joined.err());
+    });
+}
+
+/// A proxy accepts connections before rank 0 listens.
+#[test]
+fn a_rank_that_is_dropped_before_the_challenge_connects_again() {
+    let master = free_address();
+    let (root_settings, keys) = (settings(0, 2, master), Arc::new(Keys::new(b"")));
+    let root = root(&root_settings, &keys, LIMIT);
+    root.listener.set_nonblocking(false).unwrap();
+    thread::scope(|threads| {
+        let rank = spawn(threads, settings(1, 2, master));
+        drop(root.listener.accept().unwrap());
+        root.listener.set_nonblocking(true).unwrap();
+        let rank_0 = root.gather(Instant::now() + LIMIT / 4);
+        let joined = rank.join().unwrap();
+        assert!(rank_0.is_ok() && joined.is_ok(), "{:?}", joined.err());
+    });
+}
