@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use super::config::NetworkConfig;
 use crate::bootstrap;
 use crate::bootstrap::link::{Keys, Kind, Link, after, wait_for};
-use crate::bootstrap::table::Entry;
+use crate::bootstrap::table::{Entry, Table};
 use crate::environment::{Settings, with_port};
 use crate::error::{Error, after_semicolon, refused};
 
@@ -116,7 +116,9 @@ fn exchange(
     let joined = bootstrap::join(&settings, limit, &keys.into(), entry);
     let (_, star) = joined.map_err(|error| ExchangeError::of(error, network))?;
     let mut links = star.into_links();
-    links.iter_mut().flatten().for_each(|link| link.expect_at_most(most));
+    // Rank 0 may send a reason in place of a value.
+    let longest = if rank == 0 { most } else { most.max(Table::most(world_size)) };
+    links.iter_mut().flatten().for_each(|link| link.expect_at_most(longest));
     let mut values = vec![Vec::new(); world_size];
     values[rank] = own;
     match (rank, links.first_mut()) {

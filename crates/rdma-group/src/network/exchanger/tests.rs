@@ -50,6 +50,22 @@ fn a_rank_that_ends_during_the_exchange_is_named() {
     assert!(error.starts_with(expected), "{error}");
 }
 
+/// The reason may be longer than a value.
+#[test]
+fn the_reason_of_rank_0_is_received_if_values_are_short() {
+    let host = free_address().ip().to_string();
+    let network = config(&[&host, "host1", "host2"]);
+    let limits = ExchangeConfig { max_bytes: 1, ..ExchangeConfig::default() };
+    thread::scope(|threads| {
+        let run = |rank| exchange(rank, &network, b"7".to_vec(), &limits).unwrap_err().to_string();
+        let ranks = [0, 1].map(|rank| threads.spawn(move || run(rank)));
+        drop(joined(2, &network));
+        let [root, other] = ranks.map(|rank| rank.join().unwrap());
+        assert!(root.contains("rank 2 on host2"), "{root}");
+        assert!(other.ends_with(&root), "{other}");
+    });
+}
+
 #[test]
 fn a_rank_that_sends_another_message_is_named() {
     let error = error_of_root(|mut link| {
