@@ -129,7 +129,7 @@ fn enter(
 }
 
 /// Returns true if the other end has closed the connection.
-fn is_end(error: &io::Error) -> bool {
+pub(crate) fn is_end(error: &io::Error) -> bool {
     use ErrorKind::{BrokenPipe, ConnectionReset, NotConnected, UnexpectedEof};
     [UnexpectedEof, ConnectionReset, BrokenPipe, NotConnected].contains(&error.kind())
 }

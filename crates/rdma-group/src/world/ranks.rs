@@ -9,10 +9,10 @@ use bytemuck::Pod;
 use hmac::Mac as _;
 use rdma_channel::ConnectError;
 
-use crate::bootstrap;
 use crate::bootstrap::link::{Keys, Nonce, Tag, nonce};
 use crate::bootstrap::star::{Notice, Star};
 use crate::bootstrap::table::{Entry, Table};
+use crate::bootstrap::{self, is_end};
 use crate::call::Call;
 use crate::environment::{Settings, own_host};
 use crate::error::Error;
@@ -256,9 +256,9 @@ impl Ranks {
             Err(
                 ConnectError::NobodyListens { .. }
                 | ConnectError::Rejected(_)
-                | ConnectError::Closed { .. }
-                | ConnectError::Io { .. },
+                | ConnectError::Closed { .. },
             ) => Err(Failure::Lost(peer)),
+            Err(ConnectError::Io { source, .. }) if is_end(&source) => Err(Failure::Lost(peer)),
             Err(error) => Err(Failure::Connect(peer, error)),
         }
     }
@@ -323,11 +323,12 @@ impl Ranks {
 
 #[cfg(test)]
 mod tests {
+    use rustix::io::Errno;
+
     use super::*;
 
-    #[test]
-    fn a_proof_is_valid_only_for_its_ranks_and_nonces() {
-        let ranks = |own| Ranks {
+    fn ranks(own: usize) -> Ranks {
+        Ranks {
             own,
             entries: Vec::new(),
             limit: Duration::ZERO,
@@ -335,7 +336,11 @@ mod tests {
             keys: Arc::new(Keys::new(b"secret")),
             session: [3; 16],
             star: Star::new(own, Vec::new()),
-        };
+        }
+    }
+
+    #[test]
+    fn a_proof_is_valid_only_for_its_ranks_and_nonces() {
         let [lower, higher, last] = [1, 2, 3].map(ranks);
         let challenge = [4; 16];
         let Ok(greeting) = lower.greet(2, challenge) else { panic!("no random bytes") };
@@ -353,5 +358,20 @@ mod tests {
         let Ok(next) = lower.greet(2, challenge) else { panic!("no random bytes") };
         assert!(!is_valid(&answer, 2, &next.nonces));
         assert!(higher.peer_of(&next.bytes, challenge).is_some());
+    }
+
+    #[test]
+    fn a_peer_is_lost_only_if_it_has_ended_the_connection() {
+        let failure = |errno: Errno| {
+            let (tried, source) = ("connecting".to_owned(), errno.into());
+            let failed = Err::<((), _), _>(ConnectError::Io { tried, source });
+            ranks(1).connected(2, &[[0; 16]; 2], failed)
+        };
+        for errno in [Errno::CONNRESET, Errno::PIPE, Errno::NOTCONN] {
+            assert!(matches!(failure(errno), Err(Failure::Lost(2))), "{errno:?}");
+        }
+        for errno in [Errno::MFILE, Errno::ADDRNOTAVAIL, Errno::PERM, Errno::NETUNREACH] {
+            assert!(matches!(failure(errno), Err(Failure::Connect(2, _))), "{errno:?}");
+        }
     }
 }
