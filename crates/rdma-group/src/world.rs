@@ -22,7 +22,7 @@ use rdma_channel::{
 
 use self::lane::Lane;
 use self::peer::{Looks, at};
-use self::ranks::{CHECK, Failure, Probes, Ranks, is_refusal};
+use self::ranks::{CHECK, Failure, Patience, Probes, Ranks, is_refusal};
 use crate::bootstrap::link::{Nonce, after};
 use crate::call::Call;
 use crate::environment::Settings;
@@ -140,6 +140,7 @@ impl World {
         let mut listener = builder.listen(self.ranks.any_port()).map_err(failed)?;
         let (challenge, message) = Ranks::announce(call, listener.local_addr().port())?;
         self.send(rank, &peer.messages, &message, until)?;
+        let mut patience = Patience::default();
         loop {
             match listener.incoming(Some(CHECK)) {
                 Ok(client) => match self.ranks.admit_only(rank, client.user_bytes(), challenge) {
@@ -147,6 +148,7 @@ impl World {
                     Err(why) => client.reject(why),
                 },
                 Err(ConnectError::Timeout { .. }) => {}
+                Err(error) if patience.ignores(&error) => {}
                 Err(error) => return Err(failed(error)),
             }
             match peer.messages.receive() {
@@ -432,11 +434,11 @@ impl World {
             let target = (self.ranks.address(*peer)?, self.ranks.challenge());
             self.dial(*peer, target, Some(self.options), until, dialed.clone())?;
         }
-        let mut probes = Probes::new();
+        let (mut probes, mut patience) = (Probes::new(), Patience::default());
         while let Some(missing) = wanted.iter().copied().find(|peer| is_missing(peers, *peer)) {
             let result = match listener {
                 Some(listener) if missing < self.ranks.own => {
-                    self.accept(listener, peers, missing)?;
+                    self.accept(listener, peers, missing, &mut patience)?;
                     results.try_recv().ok()
                 }
                 _ => results.recv_timeout(CHECK).ok(),
@@ -474,12 +476,23 @@ impl World {
     ) -> Result<(), Failure> {
         let (pd, greeting) = (self.pd.clone(), self.ranks.greet(peer, challenge)?);
         let dial = move || {
-            let left = until.saturating_duration_since(Instant::now());
-            let builder = match options {
-                Some(options) => builder(&pd, &options).user_bytes(&greeting.bytes),
-                None => pd.create_channel().user_bytes(&greeting.bytes),
+            let connect = || {
+                let left = until.saturating_duration_since(Instant::now());
+                let builder = match &options {
+                    Some(options) => builder(&pd, options).user_bytes(&greeting.bytes),
+                    None => pd.create_channel().user_bytes(&greeting.bytes),
+                };
+                builder.rendezvous_timeout(left).connect(address)
             };
-            let result = builder.rendezvous_timeout(left).connect(address);
+            let mut patience = Patience::default();
+            let result = loop {
+                let result = connect();
+                match &result {
+                    Err(busy @ ConnectError::Busy(_)) if patience.ignores(busy) => {}
+                    _ => break result,
+                }
+                thread::sleep(CHECK);
+            };
             // Without a receiver, the call has failed.
             let _ = results.send((peer, greeting.nonces, result));
         };
@@ -494,10 +507,12 @@ impl World {
         listener: &mut ChannelListener,
         peers: &mut [Option<Peer>],
         awaited: usize,
+        patience: &mut Patience,
     ) -> Result<(), Failure> {
         let client = match listener.incoming(Some(CHECK)) {
             Ok(client) => client,
             Err(ConnectError::Timeout { .. }) => return Ok(()),
+            Err(error) if patience.ignores(&error) => return Ok(()),
             Err(error) => return Err(Failure::Connect(awaited, error)),
         };
         let (peer, answer) = match self.ranks.admit(client.user_bytes(), peers) {

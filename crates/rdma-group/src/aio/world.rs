@@ -27,7 +27,7 @@ use crate::error::Error;
 use crate::run::{Next, Run};
 use crate::world::lane::Lane;
 use crate::world::peer::{self, Looks, at};
-use crate::world::ranks::{CHECK, Failure, Greeting, Probes, Ranks, is_refusal};
+use crate::world::ranks::{CHECK, Failure, Greeting, Patience, Probes, Ranks, is_refusal};
 use crate::world::{PANICKED, STAGED_BYTES, options};
 
 /// All ranks of the launcher, and the connections of this one.
@@ -124,8 +124,8 @@ impl World {
             let message = self.receive(rank, peer, until).await?;
             let (address, challenge) = self.ranks.announced(rank, call, &message)?;
             let greeting = self.ranks.greet(rank, challenge)?;
-            let driver = self.driver.clone();
-            let mut dialing = pin!(driver.connect(address, options.user_bytes(&greeting.bytes)));
+            let options = options.user_bytes(&greeting.bytes);
+            let mut dialing = pin!(reach(self.driver.clone(), address, options, until));
             loop {
                 match timeout(CHECK, &mut dialing).await {
                     Ok(dialed) => return self.ranks.connected(rank, &greeting.nonces, dialed),
@@ -140,15 +140,20 @@ impl World {
         let listener = self.driver.listen(self.ranks.any_port(), options).await.map_err(failed)?;
         let (challenge, message) = Ranks::announce(call, listener.local_addr().port())?;
         self.send(rank, &peer.messages, &message, until).await?;
+        let mut patience = Patience::default();
         loop {
             tokio::select! {
-                client = listener.incoming() => {
-                    let client = client.map_err(failed)?;
-                    match self.ranks.admit_only(rank, client.user_bytes(), challenge) {
+                client = listener.incoming() => match client {
+                    Ok(client) => match self.ranks.admit_only(rank, client.user_bytes(), challenge) {
                         Ok(answer) => return client.accept(&answer).map_err(|_| Failure::Lost(rank)),
                         Err(why) => client.reject(why),
+                    },
+                    Err(error) if patience.ignores(&error) => {
+                        sleep(CHECK).await;
+                        self.ranks.check(rank, until)?;
                     }
-                }
+                    Err(error) => return Err(failed(error)),
+                },
                 message = peer.messages.receive() => match message {
                     Ok(Some(message)) if peer.lane.process(&message) => {}
                     // The other rank has sent nothing if it makes this call.
@@ -437,7 +442,7 @@ impl World {
         {
             self.dial(*peer, until, &mut dials)?;
         }
-        let mut probes = Probes::new();
+        let (mut probes, mut patience) = (Probes::new(), Patience::default());
         while let Some(missing) = wanted.iter().copied().find(|peer| is_missing(peers, *peer)) {
             let client = async {
                 match listener {
@@ -452,10 +457,11 @@ impl World {
                     let started = self.start(connection, peer).await?;
                     peers.get_mut(peer).map(|place| place.insert(started));
                 }
-                client = client => {
-                    let client = client.map_err(|error| Failure::Connect(missing, error))?;
-                    self.accept(client, peers).await?;
-                }
+                client = client => match client {
+                    Ok(client) => self.accept(client, peers).await?,
+                    Err(error) if patience.ignores(&error) => sleep(CHECK).await,
+                    Err(error) => return Err(Failure::Connect(missing, error)),
+                },
                 () = sleep(CHECK) => {}
             }
             self.ranks.check(missing, until)?;
@@ -478,11 +484,9 @@ impl World {
     fn dial(&self, peer: usize, until: Instant, dials: &mut Dials) -> Result<(), Failure> {
         let address = self.ranks.address(peer)?;
         let Greeting { bytes, nonces } = self.ranks.greet(peer, self.ranks.challenge())?;
-        let options = connection_options(&self.pd, &self.options)
-            .user_bytes(&bytes)
-            .rendezvous_timeout(until.saturating_duration_since(Instant::now()));
-        let driver = self.driver.clone();
-        dials.spawn(async move { (peer, nonces, driver.connect(address, options).await) });
+        let options = connection_options(&self.pd, &self.options).user_bytes(&bytes);
+        let dialing = reach(self.driver.clone(), address, options, until);
+        dials.spawn(async move { (peer, nonces, dialing.await) });
         Ok(())
     }
 
@@ -558,6 +562,24 @@ impl Drop for World {
     fn drop(&mut self) {
         if self.connections.is_some() && self.pd.check_process().is_ok() {
             self.ranks.star.leave();
+        }
+    }
+}
+
+/// Connects to a rank, which may have no room at first.
+async fn reach(
+    driver: Driver,
+    address: SocketAddr,
+    options: ConnectionOptions,
+    until: Instant,
+) -> Result<(Connection, Box<[u8]>), ConnectError> {
+    let mut patience = Patience::default();
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let result = driver.connect(address, options.clone().rendezvous_timeout(left)).await;
+        match &result {
+            Err(busy @ ConnectError::Busy(_)) if patience.ignores(busy) => sleep(CHECK).await,
+            _ => return result,
         }
     }
 }

@@ -58,6 +58,37 @@ impl Probes {
     }
 }
 
+/// The time in which repeated errors that strangers may cause are ignored, for example because they use all files.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The maximum time between repeated errors. A listener that cannot accept tries again after a second.
+const REPEATED: Duration = Duration::from_secs(3);
+
+/// The errors of a listener, or the refusals of a rank without room, which strangers may cause.
+#[derive(Default)]
+pub(crate) struct Patience {
+    /// The times of the first and the last of the repeated errors.
+    errors: Option<[Instant; 2]>,
+}
+
+impl Patience {
+    /// Counts an error. Returns true if it is ignored.
+    pub(crate) fn ignores(&mut self, error: &ConnectError) -> bool {
+        self.ignores_at(error, Instant::now())
+    }
+
+    fn ignores_at(&mut self, error: &ConnectError, now: Instant) -> bool {
+        // The listener has refused a client. If this is a rank, it reports that itself.
+        if matches!(error, ConnectError::Verbs(_)) {
+            return true;
+        }
+        let repeated = self.errors.filter(|[_, last]| now.duration_since(*last) < REPEATED);
+        let first = repeated.map_or(now, |[first, _]| first);
+        self.errors = Some([first, now]);
+        now.duration_since(first) < PATIENCE
+    }
+}
+
 /// Returns true if no process listens.
 pub(crate) fn is_refusal(error: &io::Error) -> bool {
     error.kind() == ErrorKind::ConnectionRefused
@@ -358,6 +389,19 @@ mod tests {
         let Ok(next) = lower.greet(2, challenge) else { panic!("no random bytes") };
         assert!(!is_valid(&answer, 2, &next.nonces));
         assert!(higher.peer_of(&next.bytes, challenge).is_some());
+    }
+
+    #[test]
+    fn only_errors_that_are_repeated_for_long_end_a_call() {
+        let begin = Instant::now();
+        let ignored = |error: &ConnectError, seconds: &[u64]| {
+            let mut patience = Patience::default();
+            let at = |second: &u64| begin + Duration::from_secs(*second);
+            seconds.iter().map(|it| patience.ignores_at(error, at(it))).collect::<Vec<_>>()
+        };
+        let files = ConnectError::Io { tried: "accepting".to_owned(), source: Errno::MFILE.into() };
+        assert_eq!(ignored(&files, &[0, 2, 4, 6, 8, 10]), [true, true, true, true, true, false]);
+        assert_eq!(ignored(&files, &[0, 20, 40]), [true; 3]);
     }
 
     #[test]

@@ -256,8 +256,12 @@ fn blocking(settings: Settings) -> World {
 pub(crate) trait Rank {
     fn ranks(&self) -> &Ranks;
 
+    fn ranks_mut(&mut self) -> &mut Ranks;
+
     /// Sets the limit of later calls.
-    fn set_limit(&mut self, limit: Duration);
+    fn set_limit(&mut self, limit: Duration) {
+        self.ranks_mut().limit = limit;
+    }
 
     fn pool(&self) -> &BufferPool;
 
@@ -278,8 +282,8 @@ impl Rank for World {
         &self.ranks
     }
 
-    fn set_limit(&mut self, limit: Duration) {
-        self.ranks.limit = limit;
+    fn ranks_mut(&mut self) -> &mut Ranks {
+        &mut self.ranks
     }
 
     fn pool(&self) -> &BufferPool {

@@ -25,8 +25,8 @@ impl Rank for Asynchronous {
         &self.world.ranks
     }
 
-    fn set_limit(&mut self, limit: Duration) {
-        self.world.ranks.limit = limit;
+    fn ranks_mut(&mut self) -> &mut Ranks {
+        &mut self.world.ranks
     }
 
     fn pool(&self) -> &BufferPool {

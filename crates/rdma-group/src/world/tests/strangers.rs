@@ -1,8 +1,14 @@
 //! Strangers that connect to ranks, and greetings that are sent again.
 
-use std::io::Write as _;
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::net::TcpListener;
+use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, mpsc};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use test_support::program::in_own_process;
 
 use super::*;
 use crate::bootstrap::link::Tag;
@@ -114,6 +120,100 @@ fn ranks_run_collectives_while_strangers_connect_to_them() {
 #[test]
 fn asynchronous_ranks_run_collectives_while_strangers_connect_to_them() {
     run_during_attacks(Asynchronous::join);
+}
+
+/// Runs a barrier of two ranks. While rank 1 waits for rank 0, a stranger connects, and no file is left to accept it.
+fn run_without_files<W: Rank>(join: impl Fn(Settings) -> W + Sync) {
+    let (master, all_joined) = (free_address().to_string(), Barrier::new(2));
+    let (begun, begins) = mpsc::channel();
+    thread::scope(|threads| {
+        let (master, join, all_joined) = (&*master, &join, &all_joined);
+        let rank = threads.spawn(move || {
+            let mut world = join(settings(0, 2, master, 0));
+            all_joined.wait();
+            begins.recv().unwrap();
+            execute(&mut world, &BARRIER, 0)
+        });
+        let mut world = join(settings(1, 2, master, 0));
+        all_joined.wait();
+        let _stranger = TcpStream::connect(world.ranks().entries[1].address).unwrap();
+        let limit = getrlimit(Resource::Nofile);
+        let spare = File::open("/dev/null").unwrap();
+        // All lower numbers are in use.
+        let current = u64::try_from(spare.as_raw_fd()).ok();
+        setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+        threads.spawn(move || {
+            thread::sleep(Duration::from_millis(500));
+            setrlimit(Resource::Nofile, limit).unwrap();
+            begun.send(()).unwrap();
+        });
+        let called = execute(&mut world, &BARRIER, 0);
+        assert!(called.is_ok(), "{called:?}");
+        assert!(rank.join().unwrap().is_ok());
+    });
+}
+
+#[test]
+fn a_stranger_without_a_free_file_does_not_end_the_group() {
+    in_own_process(
+        "world::tests::strangers::a_stranger_without_a_free_file_does_not_end_the_group",
+        || run_without_files(blocking),
+    );
+}
+
+#[cfg(feature = "async")]
+#[test]
+fn a_stranger_without_a_free_file_does_not_end_the_asynchronous_group() {
+    in_own_process(
+        "world::tests::strangers::a_stranger_without_a_free_file_does_not_end_the_asynchronous_group",
+        || run_without_files(Asynchronous::join),
+    );
+}
+
+/// Listens for a rank. The first client is dropped to make room for strangers, and the next one reaches the rank.
+fn with_strangers(rank: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        let mut first = listener.accept().unwrap().0;
+        first.write_all(b"RDRV\0\x02\0\x06\0\x04full").unwrap();
+        let _ = first.read_to_end(&mut Vec::new());
+        let (client, server) = (listener.accept().unwrap().0, TcpStream::connect(rank).unwrap());
+        let ends = [(&client, &server), (&server, &client)];
+        thread::scope(|threads| {
+            for (mut from, mut to) in ends {
+                threads.spawn(move || io::copy(&mut from, &mut to));
+            }
+        });
+    });
+    address
+}
+
+/// Runs a barrier of two ranks. Rank 1 has no room for rank 0 at first.
+fn run_without_room<W: Rank>(join: impl Fn(Settings) -> W + Sync) {
+    let master = &*free_address().to_string();
+    let join = &join;
+    thread::scope(|threads| {
+        let rank =
+            threads.spawn(move || execute(&mut join(settings(1, 2, master, 0)), &BARRIER, 0));
+        let mut world = join(settings(0, 2, master, 0));
+        let entry = &mut world.ranks_mut().entries[1];
+        entry.address = with_strangers(entry.address);
+        let called = execute(&mut world, &BARRIER, 0);
+        assert!(called.is_ok(), "{called:?}");
+        assert!(rank.join().unwrap().is_ok());
+    });
+}
+
+#[test]
+fn a_rank_that_has_no_room_at_first_is_connected_later() {
+    run_without_room(blocking);
+}
+
+#[cfg(feature = "async")]
+#[test]
+fn an_asynchronous_rank_that_has_no_room_at_first_is_connected_later() {
+    run_without_room(Asynchronous::join);
 }
 
 #[test]
