@@ -230,6 +230,16 @@ impl Error {
     pub(crate) fn io(tried: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         |source| Self::Io { tried: tried.into(), source }
     }
+
+    /// Returns the text of this error of the rank `own`, for other ranks.
+    pub(crate) fn told_by(&self, own: usize) -> String {
+        match self {
+            Self::Mismatch { rank, host, theirs, ours } => {
+                format!("rank {rank} on {host} called {theirs}, but rank {own} called {ours}")
+            }
+            other => other.to_string(),
+        }
+    }
 }
 
 fn remedy(variable: &str) -> &'static str {

@@ -34,7 +34,7 @@ pub(super) fn addresses(settings: &Settings, limit: Duration) -> Result<Vec<Sock
         let (address, expected) = (master.clone(), HOST_AND_PORT);
         return Err(Error::BadAddress { address, stated_by, expected });
     }
-    let addresses = match master.parse() {
+    let mut addresses = match master.parse() {
         Ok(address) => vec![address],
         Err(_) => {
             let tried =
@@ -43,6 +43,9 @@ pub(super) fn addresses(settings: &Settings, limit: Duration) -> Result<Vec<Sock
             look_up(limit, move || resolve(&name)).map_err(Error::io(tried))?
         }
     };
+    if !addresses.iter().all(is_link_local) {
+        addresses.retain(|address| !is_link_local(address));
+    }
     check(settings, &addresses)?;
     Ok(addresses)
 }
@@ -111,10 +114,19 @@ fn check(settings: &Settings, addresses: &[SocketAddr]) -> Result<(), Error> {
         let expected = "the name or an address of its host, to which the other ranks can connect";
         return Err(Error::BadAddress { address, stated_by, expected });
     }
+    if addresses.iter().any(is_link_local) {
+        let expected =
+            "no link-local address of IPv6, because each host has its own number for the interface";
+        return Err(Error::BadAddress { address, stated_by, expected });
+    }
     if secret.as_ref().is_none_or(Vec::is_empty) && !all().all(|ip| ip.is_loopback()) {
         return Err(Error::SecretRequired { address });
     }
     Ok(())
+}
+
+fn is_link_local(address: &SocketAddr) -> bool {
+    matches!(address, SocketAddr::V6(address) if address.ip().is_unicast_link_local())
 }
 
 /// Listens as rank 0.

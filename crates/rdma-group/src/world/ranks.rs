@@ -322,7 +322,7 @@ impl Ranks {
             Failure::Lost(rank) => self.star.report(&Notice::lost(*rank)),
             Failure::Connect(..) => true,
             Failure::Own(error) => {
-                self.close(error.to_string());
+                self.close(error.told_by(self.own));
                 false
             }
             Failure::Notice(_) => false,
@@ -339,7 +339,7 @@ impl Ranks {
                 Some(notice) => notice,
                 None => {
                     let error = Error::Connect { rank, host: self.host(rank), source };
-                    self.close(error.to_string());
+                    self.close(error.told_by(self.own));
                     return error;
                 }
             },
