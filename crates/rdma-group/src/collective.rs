@@ -1,11 +1,34 @@
 //! The collectives, and the schedules that each of them uses.
 
 use crate::call::Kind;
-use crate::schedule::{BarrierAlgorithm, Blocks, Member, Schedule};
+use crate::schedule::{BarrierAlgorithm, Blocks, Member, Schedule, depth};
 
-/// Buffers of at most this length in bytes are exchanged in few rounds, longer ones around a ring. The ring has more
-/// rounds, but each rank sends less data.
-const SHORT_BYTES: usize = 64 << 10;
+/// The algorithms of `all_gather`, `all_reduce` and `reduce_scatter`. Other collectives, and reductions with a function,
+/// have only the first one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums)] // hidden
+pub enum Algorithm {
+    /// A tree or recursive doubling.
+    FewRounds,
+    /// A ring. Each rank sends less data, but in larger groups, a ring has more rounds.
+    Ring,
+}
+
+/// The estimated time of an algorithm, in units of the time in which a rank combines a byte with a received one. Sending
+/// a byte takes four units.
+#[derive(PartialEq, PartialOrd)]
+struct Cost(u128);
+
+impl Cost {
+    /// The number of bytes that a rank sends in the time that a round takes without data. In the simulator, these are
+    /// 31,250 bytes.
+    const ROUND_BYTES: u128 = 32 << 10;
+
+    /// Returns the cost of consecutive rounds. `sent` and `combined` are the bytes of their longest transfers.
+    const fn new(rounds: u128, sent: u128, combined: u128) -> Self {
+        Self(4 * (rounds * Self::ROUND_BYTES + sent) + combined)
+    }
+}
 
 /// A collective. Its blocks divide the buffer between the ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,21 +70,67 @@ impl Collective {
         }
     }
 
-    /// Returns the schedule for a buffer of `len` elements. All ranks choose the same algorithm.
+    /// Returns the algorithm for a buffer of `len` elements on `size` ranks.
+    ///
+    /// All ranks must choose the same algorithm, so the choice depends only on values that are equal on all of them. Each
+    /// message contains the lengths in its [call](crate::call::Call), and a checksum of the lengths of uneven blocks. The
+    /// order in which floating-point numbers are added depends on the choice.
+    #[must_use]
+    pub fn algorithm(&self, size: usize, len: usize, element_bytes: usize) -> Algorithm {
+        let bytes = |elements: usize| elements as u128 * element_bytes as u128;
+        let (whole, block) = (bytes(len), bytes(len.div_ceil(size)));
+        let (log2, steps) = (u128::from(size.ilog2()), size as u128 - 1);
+        let doubling = || {
+            let (power, depth) = (1 << size.ilog2(), u128::from(depth(size)));
+            let paired = size - power;
+            // The pairs double one round later than the other ranks. If they are few, they do not delay the last rank.
+            let rounds = depth + u128::from(2 * paired > power);
+            let sends = depth + u128::from(paired > 0);
+            Cost::new(rounds, sends * whole, depth * whole)
+        };
+        let (few, ring) = match self {
+            Self::AllGather { blocks } => {
+                let gathered = bytes(Member::gathered(size, blocks));
+                let longest = bytes(blocks.longest());
+                // No rank is more than `log2` edges away from rank 0, which sends the whole buffer in each round down.
+                let sent = gathered + u128::from(depth(size)) * whole;
+                let tree = Cost::new(2 * log2, sent, 0);
+                (tree, Cost::new(steps, steps * longest, 0))
+            }
+            Self::AllReduce { is_commutative: true } => {
+                (doubling(), Cost::new(2 * steps, 2 * steps * block, steps * block))
+            }
+            Self::ReduceScatter { is_commutative: true, .. } => {
+                (doubling(), Cost::new(steps, steps * block, steps * block))
+            }
+            _ => return Algorithm::FewRounds,
+        };
+        if few <= ring { Algorithm::FewRounds } else { Algorithm::Ring }
+    }
+
+    /// Returns the schedule for a buffer of `len` elements.
     #[must_use]
     pub fn schedule(&self, member: Member, len: usize, element_bytes: usize) -> Schedule {
-        let is_short = len.saturating_mul(element_bytes) <= SHORT_BYTES;
+        self.schedule_by(self.algorithm(member.size, len, element_bytes), member, len)
+    }
+
+    /// Returns the schedule of an algorithm. If the collective does not have this one, returns that of its only one.
+    #[must_use]
+    pub fn schedule_by(&self, algorithm: Algorithm, member: Member, len: usize) -> Schedule {
+        let is_ring = algorithm == Algorithm::Ring;
         match self {
             Self::Barrier(algorithm) => member.barrier(*algorithm),
             Self::Broadcast { root } => member.broadcast(*root, len),
             Self::Gather { root, blocks } => member.gather(*root, blocks),
             Self::Scatter { root, blocks } => member.scatter(*root, blocks),
-            Self::AllGather { blocks } if is_short => member.all_gather_by_tree(blocks),
-            Self::AllGather { blocks } => member.all_gather(blocks),
+            Self::AllGather { blocks } if is_ring => member.all_gather(blocks),
+            Self::AllGather { blocks } => member.all_gather_by_tree(blocks),
             Self::AllToAll { sent, received, offset } => member.all_to_all(sent, received, *offset),
             Self::Reduce { root } => member.reduce(*root, len),
-            Self::AllReduce { is_commutative: true } if !is_short => member.all_reduce_by_ring(len),
-            Self::ReduceScatter { is_commutative: true, blocks } => member.reduce_scatter(blocks),
+            Self::AllReduce { is_commutative: true } if is_ring => member.all_reduce_by_ring(len),
+            Self::ReduceScatter { is_commutative: true, blocks } if is_ring => {
+                member.reduce_scatter(blocks)
+            }
             Self::AllReduce { .. } | Self::ReduceScatter { .. } => {
                 member.all_reduce_by_doubling(len)
             }

@@ -396,9 +396,10 @@ impl Group {
 
     /// Combines the buffers of all ranks, and writes the result to all of them.
     ///
-    /// If a buffer is longer than 64 KiB, and the reduction is not [`Reduction::Custom`], the ranks form a ring. Each
-    /// of them then sends about twice the length of the buffer. Otherwise, the ranks use recursive doubling, which has
-    /// fewer rounds.
+    /// For a short buffer, the ranks use recursive doubling, and each of them sends the whole buffer in each round. For a
+    /// long one, they form a ring, which has more rounds. Each rank then sends about twice the length of the buffer. The
+    /// limit depends on the number of ranks: for two ranks, it is 256 KiB, and for 1,024, about 6 MiB. With
+    /// [`Reduction::Custom`], ranks always use doubling.
     ///
     /// # Errors
     /// See [failures](Self#failures).

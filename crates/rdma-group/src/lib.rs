@@ -69,7 +69,7 @@ pub use rdma_mem::{Error as MemoryError, ProtectionDomain};
 /// The parts of this crate that need no device, for the simulator of the workspace. They may change in any release.
 #[doc(hidden)]
 pub mod simulation {
-    pub use crate::collective::Collective;
+    pub use crate::collective::{Algorithm, Collective};
     pub use crate::schedule::{Action, Blocks, Member, Schedule, Transfer};
 
     use crate::bootstrap::star::{self, Notice};

@@ -62,7 +62,8 @@ impl Blocks {
     }
 
     /// Returns consecutive blocks of these lengths, or `None` if their sum overflows.
-    pub(crate) fn of(counts: &[usize]) -> Option<Self> {
+    #[must_use]
+    pub fn of(counts: &[usize]) -> Option<Self> {
         let mut starts = vec![0];
         let mut end = 0_usize;
         for count in counts {
@@ -75,6 +76,11 @@ impl Blocks {
     /// Returns the length of the buffer.
     pub(crate) fn len(&self) -> usize {
         self.starts.last().copied().unwrap_or(0)
+    }
+
+    /// Returns the length of the longest block.
+    pub(crate) fn longest(&self) -> usize {
+        self.starts.windows(2).map(|block| block[1] - block[0]).max().unwrap_or(0)
     }
 
     /// Returns the block of a rank.
@@ -124,6 +130,6 @@ impl Member {
 }
 
 /// Returns the number of rounds of a tree: the logarithm of `size`, rounded up.
-const fn depth(size: usize) -> u32 {
+pub(crate) const fn depth(size: usize) -> u32 {
     size.next_power_of_two().trailing_zeros()
 }

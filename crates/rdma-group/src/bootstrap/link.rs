@@ -19,8 +19,8 @@ use sha2::Sha256;
 pub(crate) type Nonce = [u8; 16];
 pub(crate) type Tag = [u8; 32];
 
-/// The version of the frames and of the messages of collectives.
-pub(super) const VERSION: u16 = 5;
+/// The version of the frames, of the messages of collectives, and of the choice of their algorithms.
+pub(super) const VERSION: u16 = 6;
 const MAGIC: [u8; 4] = *b"RDMG";
 const HEADER: usize = 12;
 

@@ -9,7 +9,7 @@ use fastrand::Rng;
 
 use super::*;
 use crate::call::Kind;
-use crate::collective::Collective;
+use crate::collective::{Algorithm, Collective};
 use crate::reduction::{Number, Reduction, combine};
 use crate::schedule::{BarrierAlgorithm, Blocks, Member};
 

@@ -105,6 +105,17 @@ impl Member {
         self.up(root, Action::Receive, self.parts(root, blocks))
     }
 
+    /// Returns the sum of the longest transfer of each round of a [`gather`](Self::gather) by rank 0.
+    pub(crate) fn gathered(size: usize, blocks: &Blocks) -> usize {
+        let longest = |round: u32| {
+            let distance = 1 << round;
+            let children = (distance..size).step_by(2 * distance);
+            let subtree = |child: usize| blocks.blocks(child..(child + distance).min(size));
+            children.map(|child| subtree(child).len()).max().unwrap_or(0)
+        };
+        (0..depth(size)).map(longest).sum()
+    }
+
     /// Copies the blocks of the root to their ranks.
     pub(crate) fn scatter(self, root: usize, blocks: &Blocks) -> Schedule {
         self.down(root, self.parts(root, blocks))

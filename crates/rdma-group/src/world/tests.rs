@@ -17,7 +17,7 @@ use super::*;
 #[cfg(feature = "async")]
 use crate::aio::world::tests::Asynchronous;
 use crate::call::{Call, Kind};
-use crate::collective::Collective;
+use crate::collective::{Algorithm, Collective};
 use crate::group::buffer::{Buffer, Memory as _};
 use crate::reduction::{Reduction, combine};
 use crate::run::{HEADER_BYTES, LENGTHS, Prepared};
@@ -64,7 +64,11 @@ impl Case {
                 let collective = Collective::AllToAll { sent, received, offset };
                 collective.schedule(member, self.len, 8)
             }
-            collective => collective.schedule(member, self.len, 8),
+            collective => {
+                let is_short = self.len <= 2 * PIECE;
+                let algorithm = if is_short { Algorithm::FewRounds } else { Algorithm::Ring };
+                collective.schedule_by(algorithm, member, self.len)
+            }
         }
     }
 }

@@ -4,6 +4,7 @@
 mod arguments;
 #[cfg(feature = "async")]
 mod asynchronous;
+mod choice;
 mod collectives;
 mod connecting;
 mod failures;

@@ -2,7 +2,7 @@
 
 use fastrand::Rng;
 use rdma_group::BarrierAlgorithm;
-use rdma_group::simulation::{Blocks, Collective, Member, Schedule};
+use rdma_group::simulation::{Algorithm, Blocks, Collective, Member, Schedule};
 
 use super::network::Network;
 use super::rank::{Combine, Rank, State};
@@ -13,6 +13,7 @@ struct Scene {
     size: usize,
     len: usize,
     collective: Collective,
+    algorithm: Algorithm,
     /// A rank, and the number of its steps before it dies.
     death: Option<(usize, usize)>,
 }
@@ -37,10 +38,10 @@ pub fn check_many(first: u64, groups: u64, most: usize) -> Result<usize, String>
 pub fn check(seed: u64, most: usize) -> Result<usize, String> {
     let mut rng = Rng::with_seed(seed);
     let scene = Scene::random(most, &mut rng);
-    let Scene { size, len, ref collective, death } = scene;
+    let Scene { size, len, ref collective, algorithm, death } = scene;
     let ranks = (0..size).map(|rank| {
         let member = Member { rank, size };
-        let schedule = collective.schedule(member, len, ELEMENT_BYTES);
+        let schedule = collective.schedule_by(algorithm, member, len);
         // After a death, only the barrier is sure to wait for the dead rank.
         let last = member_barrier(member);
         let dies_after = death.filter(|(dying, _)| *dying == rank).map(|(_, steps)| steps);
@@ -51,7 +52,7 @@ pub fn check(seed: u64, most: usize) -> Result<usize, String> {
     let mut run = Run::new(ranks, ELEMENT_BYTES, Network::new(Some(rng)));
     let events = run.finish();
     let failed = |rank: usize, what: String| {
-        let name = format!("{collective:?}, {len} elements, death {death:?}");
+        let name = format!("{collective:?}, {algorithm:?}, {len} elements, death {death:?}");
         format!(
             "rank {rank} of {size}: {what} ({name})\nto repeat: cargo xtask sim --group {seed:#x} --ranks {most}"
         )
@@ -90,7 +91,7 @@ impl Scene {
     fn random(most: usize, rng: &mut Rng) -> Self {
         let most = 1 << rng.u32(1..=most.max(2).ilog2());
         let size = rng.usize(2..=most);
-        // Short buffers, and some long ones. Ranks form rings only if a buffer is long.
+        // Short buffers, and some long ones.
         let len = size * if rng.u8(..4) == 0 { 1 + 9_000 / size } else { rng.usize(1..4) };
         let (root, blocks) = (rng.usize(..size), Blocks::even(len, size));
         let is_commutative = rng.bool();
@@ -107,19 +108,20 @@ impl Scene {
             9 => Collective::AllReduce { is_commutative },
             _ => Collective::ReduceScatter { is_commutative, blocks },
         };
+        let algorithm = if rng.bool() { Algorithm::FewRounds } else { Algorithm::Ring };
         let dying = rng.usize(..size);
         let member = Member { rank: dying, size };
         let steps: usize =
-            collective.schedule(member, len, ELEMENT_BYTES).iter().map(Vec::len).sum();
+            collective.schedule_by(algorithm, member, len).iter().map(Vec::len).sum();
         let death = rng.bool().then(|| (dying, rng.usize(..=steps)));
-        Self { size, len, collective, death }
+        Self { size, len, collective, algorithm, death }
     }
 
     fn input(&self, rank: usize) -> Vec<u64> {
         (0..self.len).map(|at| input(rank, at)).collect()
     }
 
-    /// Returns the reduction of this scene. Rings need one that is commutative, but the others combine in rank order.
+    /// Returns the reduction of this scene. Rings need one that is commutative. Other algorithms combine in rank order.
     fn combine(&self) -> Combine {
         match self.collective {
             Collective::AllReduce { is_commutative: true }

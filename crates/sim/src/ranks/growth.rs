@@ -30,9 +30,9 @@ pub fn growth(sizes: &[usize]) -> Vec<Growth> {
         of("barrier, dissemination", sizes, 0, |_| barrier(BarrierAlgorithm::Dissemination)),
         of("barrier, binary tree", sizes, 0, |_| barrier(BarrierAlgorithm::BinaryTree)),
         of("barrier, centralized", sizes, 0, |_| barrier(BarrierAlgorithm::Centralized)),
-        of("all_reduce of 8 B, doubling", sizes, 8, all_reduce),
-        of("all_reduce of 1 MiB, ring", sizes, LONG, all_reduce),
-        of("all_gather of 1 MiB, ring", sizes, LONG, all_gather),
+        of("all_reduce of 8 B", sizes, 8, all_reduce),
+        of("all_reduce of 1 MiB", sizes, LONG, all_reduce),
+        of("all_gather of 1 MiB", sizes, LONG, all_gather),
     ]
 }
 
@@ -46,20 +46,31 @@ fn of(
         // An element of a long buffer stands for a block, so that the simulation needs little memory.
         let (len, element_bytes) = if bytes < LONG { (bytes / 8, 8) } else { (size, bytes / size) };
         let collective = collective(size);
-        let ranks = (0..size).map(|rank| {
-            let schedule = collective.schedule(Member { rank, size }, len, element_bytes);
-            Rank::new([schedule, Schedule::new()], vec![1; len], u64::wrapping_add, 0, None)
-        });
-        let mut run = Run::new(ranks.collect(), element_bytes, Network::new(None));
-        run.finish();
-        let ends = run.ranks.iter().map(|rank| rank.times[1]);
-        ends.max().unwrap_or_default()
+        time(size, (len, element_bytes), |member| collective.schedule(member, len, element_bytes))
     };
     Growth { name, times: sizes.iter().map(|size| (*size, time(*size))).collect() }
 }
 
+/// Returns the time until the last rank has ended. The buffer has `len` elements.
+fn time(
+    size: usize,
+    (len, element_bytes): (usize, usize),
+    schedule: impl Fn(Member) -> Schedule,
+) -> u64 {
+    let ranks = (0..size).map(|rank| {
+        let schedules = [schedule(Member { rank, size }), Schedule::new()];
+        Rank::new(schedules, vec![1; len], u64::wrapping_add, 0, None)
+    });
+    let mut run = Run::new(ranks.collect(), element_bytes, Network::new(None));
+    run.finish();
+    let ends = run.ranks.iter().map(|rank| rank.times[1]);
+    ends.max().unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
+    use rdma_group::simulation::Algorithm;
+
     use super::super::network::{BYTES_IN_TWO, LATENCY, OVERHEAD};
     use super::*;
 
@@ -68,22 +79,47 @@ mod tests {
         LATENCY + 2 * OVERHEAD + (2 * bytes as u64).div_ceil(BYTES_IN_TWO)
     }
 
+    /// Returns the collectives that have two algorithms, with the number of rounds of a ring.
+    fn choices(size: usize, len: usize) -> [(Collective, u64); 3] {
+        let (is_commutative, blocks) = (true, Blocks::even(len, size));
+        let steps = size as u64 - 1;
+        [
+            (Collective::AllGather { blocks: blocks.clone() }, steps),
+            (Collective::AllReduce { is_commutative }, 2 * steps),
+            (Collective::ReduceScatter { is_commutative, blocks }, steps),
+        ]
+    }
+
+    /// Returns the number of elements of a buffer of about that many bytes, and the length of an element. If possible, an
+    /// element stands for a block.
+    fn elements(size: usize, bytes: usize) -> (usize, usize) {
+        let len = size.min(bytes / 8);
+        (len, bytes / len)
+    }
+
+    /// Returns the time of an algorithm of a collective.
+    fn time_of(
+        collective: &Collective,
+        algorithm: Algorithm,
+        size: usize,
+        (len, element_bytes): (usize, usize),
+    ) -> u64 {
+        time(size, (len, element_bytes), |member| collective.schedule_by(algorithm, member, len))
+    }
+
     #[test]
-    fn a_barrier_takes_as_many_rounds_as_the_logarithm_and_a_ring_twice_the_size() {
+    fn a_barrier_takes_as_many_rounds_as_the_logarithm_and_a_ring_as_many_as_the_size() {
         let most = if cfg!(debug_assertions) { 256 } else { 1024 };
         let sizes: Vec<_> =
             [2, 3, 5, 8, 100, 128, 1000, 1024].into_iter().filter(|size| *size <= most).collect();
         for Growth { name, times } in growth(&sizes) {
             for (size, time) in times {
-                let (n, log2) = (size as u64, u64::from(size.next_power_of_two().trailing_zeros()));
-                let block = LONG / size;
+                let log2 = u64::from(size.next_power_of_two().trailing_zeros());
                 let odd = u64::from(!size.is_power_of_two());
                 match name {
                     "barrier, dissemination" => assert_eq!(time, log2 * round(0), "{size}"),
-                    "all_reduce of 1 MiB, ring" => assert_eq!(time, 2 * (n - 1) * round(block)),
-                    "all_gather of 1 MiB, ring" => assert_eq!(time, (n - 1) * round(block)),
                     // If the size is not a power of two, ranks begin with the next round at different times.
-                    "all_reduce of 8 B, doubling" => {
+                    "all_reduce of 8 B" => {
                         let most = (log2 + odd) * round(8);
                         assert!(time == most || odd == 1 && time < most, "{size}: {time}");
                     }
@@ -91,5 +127,72 @@ mod tests {
                 }
             }
         }
+        for size in sizes {
+            let (len, element_bytes) = elements(size, LONG);
+            for (collective, rounds) in choices(size, len) {
+                let time = time_of(&collective, Algorithm::Ring, size, (len, element_bytes));
+                assert_eq!(time, rounds * round(element_bytes), "{size}, {collective:?}");
+            }
+        }
+    }
+
+    /// Returns how much longer the chosen algorithm takes than the best one, in per cent. `times` are those of few rounds
+    /// and of a ring.
+    fn excess(
+        collective: &Collective,
+        size: usize,
+        (len, element_bytes): (usize, usize),
+        times: [u64; 2],
+    ) -> u64 {
+        let [few, ring] = times;
+        let chosen = match collective.algorithm(size, len, element_bytes) {
+            Algorithm::FewRounds => few,
+            Algorithm::Ring => ring,
+        };
+        100 * chosen / few.min(ring) - 100
+    }
+
+    #[test]
+    fn no_length_is_much_slower_than_with_the_best_algorithm() {
+        let mut worst = 0;
+        for size in (2..=24).chain([64, 100, 1024]) {
+            let lengths = (3..26).flat_map(|power| [1 << power, 3 << (power - 1)]);
+            // Many ranks take longer in slow builds.
+            for bytes in lengths.step_by(if size < 1024 { 1 } else { 5 }) {
+                let (len, element_bytes) = elements(size, bytes);
+                for (collective, rounds) in choices(size, len) {
+                    let few =
+                        time_of(&collective, Algorithm::FewRounds, size, (len, element_bytes));
+                    // The test above shows that this is exact for even blocks.
+                    let ring = rounds * round(element_bytes);
+                    worst = worst.max(excess(&collective, size, (len, element_bytes), [few, ring]));
+                }
+            }
+        }
+        assert!(worst <= 20, "{worst} %");
+    }
+
+    /// The block of one rank, or of each second one, has all data.
+    #[test]
+    fn no_length_of_uneven_blocks_is_much_slower_than_with_the_best_algorithm() {
+        let mut worst = 0;
+        for size in (2..=9).chain([64]) {
+            for bytes in (3..26).map(|power| 1 << power) {
+                let one = |owner: usize| {
+                    (0..size).map(|rank| usize::from(rank == owner)).collect::<Vec<_>>()
+                };
+                let second = (0..size).map(|rank| rank % 2).collect();
+                for counts in [one(0), one(1), one(size - 1), second] {
+                    let blocks = Blocks::of(&counts).unwrap();
+                    let len = counts.iter().sum();
+                    let buffer = (len, bytes / len);
+                    let collective = Collective::AllGather { blocks };
+                    let times = [Algorithm::FewRounds, Algorithm::Ring]
+                        .map(|algorithm| time_of(&collective, algorithm, size, buffer));
+                    worst = worst.max(excess(&collective, size, buffer, times));
+                }
+            }
+        }
+        assert!(worst <= 20, "{worst} %");
     }
 }

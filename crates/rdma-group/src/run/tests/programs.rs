@@ -76,22 +76,22 @@ pub(super) struct Step<T> {
     pub(super) ranks: Vec<usize>,
     /// Whether the group is a part of the ranks.
     pub(super) is_split: bool,
-    /// The length of an element for the choice of the algorithm.
-    pub(super) element_bytes: usize,
+    algorithm: Algorithm,
     pub(super) buffers: Vec<Vec<T>>,
 }
 
 impl<T: Number> Step<T> {
     /// Returns a collective of all ranks.
     pub(super) fn of_all(collective: Collective, buffers: Vec<Vec<T>>) -> Self {
-        let (ranks, element_bytes) = ((0..buffers.len()).collect(), size_of::<T>());
-        Self { collective, ranks, is_split: false, element_bytes, buffers }
+        let (size, len) = (buffers.len(), buffers[0].len());
+        let algorithm = collective.algorithm(size, len, size_of::<T>());
+        Self { collective, ranks: (0..size).collect(), is_split: false, algorithm, buffers }
     }
 
     /// Returns the schedule of a rank of this group.
     fn prepare(&self, rank: usize, lengths: Lengths) -> Prepared {
         let (size, len) = (self.ranks.len(), self.buffers[rank].len());
-        let mut schedule = self.collective.schedule(Member { rank, size }, len, self.element_bytes);
+        let mut schedule = self.collective.schedule_by(self.algorithm, Member { rank, size }, len);
         for transfer in schedule.iter_mut().flatten() {
             transfer.peer = self.ranks[transfer.peer];
         }
@@ -178,9 +178,8 @@ impl<V: Value> Program<V> {
         let number = |rng: &mut Rng| V::new(rng.u64(..) >> (u64::BITS - 2 * V::HALF));
         let mut buffer = || iter::repeat_with(|| number(rng)).take(len).collect();
         let buffers = (0..size).map(|_| buffer()).collect();
-        // Buffers of such elements are exchanged around rings.
-        let element_bytes = if rng.bool() { size_of::<V>() } else { 1 << 17 };
-        Step { collective, ranks, is_split, element_bytes, buffers }
+        let algorithm = if rng.bool() { Algorithm::FewRounds } else { Algorithm::Ring };
+        Step { collective, ranks, is_split, algorithm, buffers }
     }
 
     pub(super) fn reduction(&self) -> Reduction<'static, V> {
@@ -370,13 +369,18 @@ pub(super) fn sums(size: usize, len: usize) -> [Collective; 3] {
 }
 
 /// Runs each collective of sums in several orders of delivery. `bits` are those of a number.
-fn check_bits<T: Number>(size: usize, len: usize, new: fn(f64) -> T, bits: fn(&T) -> u64) {
+fn check_bits<T: Number>(
+    algorithm: Algorithm,
+    (size, len): (usize, usize),
+    new: fn(f64) -> T,
+    bits: fn(&T) -> u64,
+) {
     let mut values = Rng::with_seed(7);
     let mut row = || iter::repeat_with(|| new(values.f64() * 1e9 - 5e8)).take(len).collect();
     let inputs: Vec<Vec<T>> = iter::repeat_with(&mut row).take(size).collect();
     let mut first: Option<Vec<Vec<u64>>> = None;
     for seed in 0..3 {
-        let step = |collective| Step::of_all(collective, inputs.clone());
+        let step = |collective| Step { algorithm, ..Step::of_all(collective, inputs.clone()) };
         let mut steps = sums(size, len).map(step);
         let rng = &mut Rng::with_seed(seed);
         run_steps(&mut steps, size, Reduction::Sum, LENGTHS, rng);
@@ -395,11 +399,14 @@ fn check_bits<T: Number>(size: usize, len: usize, new: fn(f64) -> T, bits: fn(&T
 
 #[test]
 fn sums_of_floats_are_equal_on_all_ranks_and_in_all_orders_of_delivery() {
-    // Of the longer buffers, `all_reduce` uses a ring.
+    // The longer buffers have several messages.
     let sizes = (1..=17).map(|size| (size, 100)).chain([2, 3, 5, 8, 17].map(|size| (size, 17_000)));
-    for (size, len) in sizes {
-        check_bits::<f64>(size, len, |value| value, |value| value.to_bits());
-        #[allow(clippy::cast_possible_truncation)] // any number
-        check_bits::<f32>(size, len, |value| value as f32, |value| value.to_bits().into());
+    for buffers in sizes {
+        for algorithm in [Algorithm::FewRounds, Algorithm::Ring] {
+            check_bits::<f64>(algorithm, buffers, |value| value, |value| value.to_bits());
+            #[allow(clippy::cast_possible_truncation)] // any number
+            let new = |value| value as f32;
+            check_bits::<f32>(algorithm, buffers, new, |value| value.to_bits().into());
+        }
     }
 }
