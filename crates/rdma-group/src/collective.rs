@@ -80,13 +80,15 @@ impl Collective {
         let bytes = |elements: usize| elements as u128 * element_bytes as u128;
         let (whole, block) = (bytes(len), bytes(len.div_ceil(size)));
         let (log2, steps) = (u128::from(size.ilog2()), size as u128 - 1);
+        // Measured for two ranks on a software device: combining a byte takes as long as sending it.
+        let combining = if size == 2 { 4 } else { 1 };
         let doubling = || {
             let (power, depth) = (1 << size.ilog2(), u128::from(depth(size)));
             let paired = size - power;
             // The pairs double one round later than the other ranks. If they are few, they do not delay the last rank.
             let rounds = depth + u128::from(2 * paired > power);
             let sends = depth + u128::from(paired > 0);
-            Cost::new(rounds, sends * whole, depth * whole)
+            Cost::new(rounds, sends * whole, combining * depth * whole)
         };
         let (few, ring) = match self {
             Self::AllGather { blocks } => {
@@ -98,10 +100,10 @@ impl Collective {
                 (tree, Cost::new(steps, steps * longest, 0))
             }
             Self::AllReduce { is_commutative: true } => {
-                (doubling(), Cost::new(2 * steps, 2 * steps * block, steps * block))
+                (doubling(), Cost::new(2 * steps, 2 * steps * block, combining * steps * block))
             }
             Self::ReduceScatter { is_commutative: true, .. } => {
-                (doubling(), Cost::new(steps, steps * block, steps * block))
+                (doubling(), Cost::new(steps, steps * block, combining * steps * block))
             }
             _ => return Algorithm::FewRounds,
         };

