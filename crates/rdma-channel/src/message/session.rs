@@ -248,6 +248,7 @@ impl<P: Drive> Session<P> {
                 Next::Poll | Next::Rest(_) if !self.is_contended() => state,
                 Next::Poll | Next::Rest(_) => self.yield_lock(state),
                 Next::End => {
+                    state.check_peer();
                     self.unlock(state);
                     return Err(Unfinished::TimedOut(deadline.limit()));
                 }
@@ -439,6 +440,16 @@ impl<P: Drive> State<P> {
         match self.protocol.end().reason() {
             Some(_) => Poll::Ready(()),
             None => Poll::Pending,
+        }
+    }
+
+    /// Checks whether the peer has ended. On a busy processor, a short limit may expire before the first rest, where this
+    /// is checked otherwise.
+    fn check_peer(&mut self) {
+        let ledger = self.requests.ledger();
+        ledger.check_peer();
+        if !self.requests.is_closed() && ledger.is_peer_gone() {
+            self.requests.fail();
         }
     }
 
