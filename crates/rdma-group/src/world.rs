@@ -1,5 +1,6 @@
 //! The connections between the ranks of a launcher's group, which its subgroups share.
 
+mod farewell;
 pub(crate) mod lane;
 pub(crate) mod peer;
 pub(crate) mod ranks;
@@ -89,13 +90,19 @@ impl World {
                 Ok(result)
             }
             Ok(Err(failure)) => {
-                if self.ranks.report(&failure) {
-                    self.ranks.star.await_notice();
+                let mut failure = self.prefer_notice(&connections, failure);
+                if self.ranks.report(&failure)
+                    && let Some(notice) = self.await_notice(&connections)
+                {
+                    failure = Failure::Closed(notice);
                 }
-                Err(self.ranks.error(failure))
+                let error = self.ranks.error(failure);
+                self.notify(&connections);
+                Err(error)
             }
             Err(payload) => {
                 self.ranks.close(PANICKED.to_owned());
+                self.notify(&connections);
                 panic::resume_unwind(payload)
             }
         }
@@ -152,7 +159,7 @@ impl World {
                 Err(error) => return Err(failed(error)),
             }
             match peer.messages.receive() {
-                Ok(Some(message)) if peer.lane.process(&message) => {}
+                Ok(Some(message)) if peer.process_outside(&message, &self.ranks)? => {}
                 // The other rank has sent nothing if it makes this call.
                 Ok(Some(message)) => return Err(self.ranks.other_call(rank, call, &message)),
                 Err(MessageError::TimedOut { .. }) => self.ranks.check(rank, until)?,
@@ -328,7 +335,7 @@ impl World {
         }
         loop {
             let message = self.next_message(rank, peer, until)?;
-            if !peer.lane.process(&message) {
+            if !peer.process_outside(&message, &self.ranks)? {
                 return Ok(message);
             }
         }

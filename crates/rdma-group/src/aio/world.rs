@@ -1,5 +1,7 @@
 //! The connections of a rank whose collectives are futures.
 
+mod calling;
+
 use std::future;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
@@ -19,8 +21,8 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{sleep, timeout};
 
+use self::calling::Calling;
 use crate::bootstrap::link::{Nonce, after};
-use crate::bootstrap::star::DECISION;
 use crate::call::Call;
 use crate::environment::Settings;
 use crate::error::Error;
@@ -28,7 +30,7 @@ use crate::run::{Next, Run};
 use crate::world::lane::Lane;
 use crate::world::peer::{self, Looks, at};
 use crate::world::ranks::{CHECK, Failure, Greeting, Patience, Probes, Ranks, is_refusal};
-use crate::world::{PANICKED, STAGED_BYTES, options};
+use crate::world::{STAGED_BYTES, options};
 
 /// All ranks of the launcher, and the connections of this one.
 pub(super) struct World {
@@ -85,17 +87,17 @@ impl World {
     }
 
     /// Begins a call. Unless [`Calling::end`] follows, the group is closed.
-    fn begin(&mut self) -> Result<(Box<Connections>, Calling<'_>), Error> {
+    fn begin(&mut self) -> Result<Calling<'_>, Error> {
         let connections = self.connections.take().ok_or(Error::Closed)?;
-        Ok((connections, Calling { world: self, is_over: false }))
+        Ok(Calling { world: self, connections: Some(connections), is_over: false })
     }
 
     /// Runs a collective. Closes the group if it fails, or the future is dropped.
     pub(super) async fn execute<T: Pod>(&mut self, run: Run<'_, T>) -> Result<(), Error> {
-        // If the future is dropped, the connections end after the report.
-        let (mut connections, call) = self.begin()?;
-        let result = call.world.proceed(&mut connections, run).await;
-        call.end(connections, result).await
+        let mut call = self.begin()?;
+        let (world, connections) = call.parts()?;
+        let result = world.proceed(connections, run).await;
+        call.end(result).await
     }
 
     /// Connects to a rank that makes the same call. The higher rank listens, and sends its address in a message.
@@ -104,9 +106,10 @@ impl World {
         rank: usize,
         call: Call,
     ) -> Result<Connection, Error> {
-        let (mut connections, calling) = self.begin()?;
-        let result = calling.world.connected(&mut connections, rank, call).await;
-        calling.end(connections, result).await
+        let mut calling = self.begin()?;
+        let (world, connections) = calling.parts()?;
+        let result = world.connected(connections, rank, call).await;
+        calling.end(result).await
     }
 
     async fn connected(
@@ -155,21 +158,13 @@ impl World {
                     Err(error) => return Err(failed(error)),
                 },
                 message = peer.messages.receive() => match message {
-                    Ok(Some(message)) if peer.lane.process(&message) => {}
+                    Ok(Some(message)) if peer.process_outside(&message, &self.ranks)? => {}
                     // The other rank has sent nothing if it makes this call.
                     Ok(Some(message)) => return Err(self.ranks.other_call(rank, call, &message)),
                     Ok(None) | Err(_) => return Err(Failure::Lost(rank)),
                 },
                 () = sleep(CHECK) => self.ranks.check(rank, until)?,
             }
-        }
-    }
-
-    /// Waits for the decision of rank 0, for a limited time.
-    async fn await_notice(&mut self) {
-        let until = Instant::now() + DECISION;
-        while self.ranks.star.check().is_none() && Instant::now() < until {
-            sleep(CHECK).await;
         }
     }
 
@@ -312,7 +307,7 @@ impl World {
         }
         loop {
             let message = self.next_message(rank, peer, until).await?;
-            if !peer.lane.process(&message) {
+            if !peer.process_outside(&message, &self.ranks)? {
                 return Ok(message);
             }
         }
@@ -513,47 +508,6 @@ impl World {
             Failure::Own(Error::Io { tried, source })
         })?;
         Ok(Peer::new(messages))
-    }
-}
-
-impl Calling<'_> {
-    /// Ends the call. If it has failed, closes the group, and then ends the connections.
-    async fn end<R>(
-        mut self,
-        connections: Box<Connections>,
-        result: Result<R, Failure>,
-    ) -> Result<R, Error> {
-        let result = match result {
-            Ok(result) => {
-                self.world.connections = Some(connections);
-                Ok(result)
-            }
-            Err(failure) => {
-                let awaits = self.world.ranks.report(&failure);
-                self.is_over = true;
-                if awaits {
-                    self.world.await_notice().await;
-                }
-                Err(self.world.ranks.error(failure))
-            }
-        };
-        self.is_over = true;
-        result
-    }
-}
-
-/// A rank that is in a collective. If its future is dropped, the group is closed.
-struct Calling<'w> {
-    world: &'w mut World,
-    is_over: bool,
-}
-
-impl Drop for Calling<'_> {
-    fn drop(&mut self) {
-        if !self.is_over {
-            let reason = if thread::panicking() { PANICKED } else { "its call was cancelled" };
-            self.world.ranks.close(reason.to_owned());
-        }
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! A rank that detects a failure reports it to rank 0 before it closes its connections. Rank 0 decides which rank is the
 //! cause, and notifies all. No thread serves these connections: each rank checks them while it waits in a collective.
+//! While rank 0 does not decide, ranks also send notices to their peers.
 //!
 //! Ranks that make different calls may wait for each other without a message between them. So a rank that waits for long
 //! sends its call to rank 0, which compares it with those of other ranks.
@@ -32,21 +33,22 @@ impl Notice {
         Self { rank, error: String::new() }
     }
 
-    fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = (self.rank as u64).to_le_bytes().to_vec();
         bytes.extend(self.error.bytes().take(Self::MOST));
         bytes
     }
 
-    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (rank, error) = bytes.split_first_chunk()?;
         let rank = usize::try_from(u64::from_le_bytes(*rank)).ok()?;
+        let error = &error[..error.len().min(Self::MOST)];
         Some(Self { rank, error: String::from_utf8_lossy(error).into_owned() })
     }
 }
 
 /// The time that a rank waits for the decision of rank 0, which may be outside the collective.
-pub(crate) const DECISION: Duration = Duration::from_secs(2);
+const DECISION: Duration = Duration::from_secs(2);
 
 /// The connections of this rank: rank 0 has one with each rank, the others have one with rank 0.
 pub(crate) struct Star {
@@ -56,11 +58,13 @@ pub(crate) struct Star {
     notice: Option<Notice>,
     /// On rank 0: the last call in which each rank has waited for long.
     waiting: BTreeMap<usize, Call>,
+    /// The time that this rank waits for the decision of rank 0.
+    pub(crate) decision: Duration,
 }
 
 impl Star {
     pub(crate) const fn new(rank: usize, links: Vec<Option<Link>>) -> Self {
-        Self { rank, links, notice: None, waiting: BTreeMap::new() }
+        Self { rank, links, notice: None, waiting: BTreeMap::new(), decision: DECISION }
     }
 
     /// Returns the connections, for an exchange of values. Rank 0 has one for each rank, the others have only one.
@@ -172,19 +176,22 @@ impl Star {
         }
     }
 
-    /// Waits for the reason that the group is closed, for a limited time.
-    pub(crate) fn await_notice(&mut self) -> Option<Notice> {
-        let until = Instant::now() + DECISION;
-        loop {
-            if let Some(notice) = self.check() {
-                return Some(notice);
-            }
-            let links = self.links.iter().flatten();
-            let files: Vec<_> = links.map(|link| link.awaited(PollFlags::IN)).collect();
-            if files.is_empty() || !matches!(wait_for(&files, until), Ok(true)) {
-                return None;
-            }
-        }
+    /// Returns true if rank 0 has not decided yet, and has not left.
+    pub(crate) fn is_undecided(&mut self) -> bool {
+        self.check().is_none() && self.links.iter().any(Option::is_some)
+    }
+
+    /// Waits until something arrives, at most for this time.
+    pub(crate) fn wait(&self, limit: Duration) {
+        let links = self.links.iter().flatten();
+        let files: Vec<_> = links.map(|link| link.awaited(PollFlags::IN)).collect();
+        // The caller checks after an error, too.
+        let _ = wait_for(&files, Instant::now() + limit);
+    }
+
+    /// Returns the reason that the group is closed, once it is known here.
+    pub(crate) const fn notice(&self) -> Option<&Notice> {
+        self.notice.as_ref()
     }
 
     /// Reports a failure. Returns true if rank 0 decides on the reason, which the caller then awaits.
@@ -249,5 +256,7 @@ mod tests {
         assert_eq!(Notice::from_bytes(&[1; 7]), None);
         let long = Notice { rank: 7, error: "x".repeat(1000) };
         assert_eq!(long.to_bytes().len(), 8 + Notice::MOST);
+        let longer = [&7_u64.to_le_bytes()[..], &[b'x'; 1000]].concat();
+        assert_eq!(Notice::from_bytes(&longer).unwrap().error.len(), Notice::MOST);
     }
 }

@@ -31,10 +31,19 @@ pub(crate) enum Form {
     Asked,
     /// A call. The sender has waited long for this rank, or has found that their calls differ.
     Stated,
+    /// A [`Notice`](crate::bootstrap::star::Notice): the sender closes the group, for this reason.
+    Noticed,
 }
 
-const FORMS: [Form; 6] =
-    [Form::Short, Form::Long, Form::Granted, Form::Landing, Form::Asked, Form::Stated];
+const FORMS: [Form; 7] = [
+    Form::Short,
+    Form::Long,
+    Form::Granted,
+    Form::Landing,
+    Form::Asked,
+    Form::Stated,
+    Form::Noticed,
+];
 
 impl Form {
     /// Returns the form of a message. A message that is too short for a form is short for its call, too.
@@ -95,7 +104,7 @@ impl Lane {
         self.target.is_none() && !mem::replace(&mut self.has_asked, true)
     }
 
-    /// Processes a message about landings, or a statement. Returns false for a message of a run.
+    /// Processes a message about landings, a statement or a notice. Returns false for a message of a run.
     pub(crate) fn process(&mut self, message: &[u8]) -> bool {
         match Form::of(message) {
             Form::Granted => self.granted = self.sent.min(self.granted + 1),
@@ -103,8 +112,8 @@ impl Lane {
                 let bytes = message.get(Call::FORM_BYTE + 1..).map(TryInto::try_into);
                 self.target = bytes.and_then(Result::ok).map(RemoteMemoryRegion::from_bytes);
             }
-            // Only a run compares calls.
-            Form::Stated => {}
+            // Only a run compares calls, and only the ranks know whether a notice is valid.
+            Form::Stated | Form::Noticed => {}
             Form::Short | Form::Long | Form::Asked => return false,
         }
         true

@@ -12,7 +12,7 @@ use crate::run::Run;
 
 /// The maximum number of messages of a peer that are received before the run needs them. A rank whose program is correct
 /// sends a few.
-const MOST_EARLY: usize = 64;
+pub(crate) const MOST_EARLY: usize = 64;
 
 /// The connections of a rank, whose listener is `L`.
 pub(crate) struct Connections<L, M, R> {
@@ -54,7 +54,7 @@ impl<M, R: Deref<Target = [u8]>> Peer<M, R> {
     }
 
     /// Processes a message about landings, or a statement. Returns false for a message of a run. Fails if the peer states
-    /// another call.
+    /// another call, or has closed the group.
     pub(crate) fn process<T: Pod>(
         &mut self,
         rank: usize,
@@ -63,7 +63,19 @@ impl<M, R: Deref<Target = [u8]>> Peer<M, R> {
         ranks: &Ranks,
     ) -> Result<bool, Failure> {
         run.check_statement(message).map_err(|it| ranks.mismatch(rank, run, it))?;
-        Ok(self.lane.process(message))
+        self.process_outside(message, ranks)
+    }
+
+    /// Like [`process`](Self::process), outside a run, which is needed to compare calls.
+    pub(crate) fn process_outside(
+        &mut self,
+        message: &[u8],
+        ranks: &Ranks,
+    ) -> Result<bool, Failure> {
+        match ranks.noticed(message) {
+            Some(notice) => Err(Failure::Closed(notice)),
+            None => Ok(self.lane.process(message)),
+        }
     }
 
     /// Checks the next message of this peer, which has arrived while the run waits for another one. `message` is a new one.

@@ -17,16 +17,23 @@ use crate::call::Call;
 use crate::environment::{Settings, own_host};
 use crate::error::Error;
 use crate::run::{Mismatch, Run};
+use crate::world::lane::Form;
 
 /// The time between two checks for notices while a rank waits.
 pub(crate) const CHECK: Duration = Duration::from_millis(20);
+
+/// The time limit for notifying all peers when this rank closes the group. A peer that is stopped or has no room for the
+/// notice does not delay this rank for longer.
+pub(crate) const FAREWELL: Duration = Duration::from_millis(200);
 
 /// The reason that a collective fails.
 pub(crate) enum Failure {
     /// The connection to this rank has ended.
     Lost(usize),
-    /// Another rank has closed the group.
+    /// Rank 0 has decided to close the group.
     Notice(Notice),
+    /// A peer has closed the group, maybe without a decision of rank 0.
+    Closed(Notice),
     /// The connection to this rank could not be made. The rank may have died meanwhile.
     Connect(usize, ConnectError),
     /// This rank has detected an error.
@@ -325,8 +332,30 @@ impl Ranks {
                 self.close(error.told_by(self.own));
                 false
             }
+            // The peer has waited for a decision.
+            Failure::Closed(notice) => {
+                self.star.report(notice);
+                false
+            }
             Failure::Notice(_) => false,
         }
+    }
+
+    /// Returns the message that states why this rank closes the group, once that is known.
+    pub(crate) fn notice(&self) -> Option<Vec<u8>> {
+        let notice = self.star.notice()?;
+        let mut message = Form::Noticed.to_bytes().to_vec();
+        message.extend(notice.to_bytes());
+        Some(message)
+    }
+
+    /// Returns the reason in a message of a peer that has closed the group. A message about an unknown rank is invalid.
+    pub(crate) fn noticed(&self, message: &[u8]) -> Option<Notice> {
+        if Form::of(message) != Form::Noticed {
+            return None;
+        }
+        let notice = Notice::from_bytes(message.get(Call::FORM_BYTE + 1..)?)?;
+        (notice.rank < self.entries.len()).then_some(notice)
     }
 
     /// Returns the error of a failure that was reported. It names the rank that is the cause, as far as that is known.
@@ -334,6 +363,7 @@ impl Ranks {
         let notice = match failure {
             Failure::Own(error) => return error,
             Failure::Lost(rank) => self.star.reason(Notice::lost(rank)),
+            Failure::Closed(notice) => self.star.reason(notice),
             Failure::Notice(notice) => notice,
             Failure::Connect(rank, source) => match self.star.check() {
                 Some(notice) => notice,
@@ -368,6 +398,22 @@ mod tests {
             session: [3; 16],
             star: Star::new(own, Vec::new()),
         }
+    }
+
+    #[test]
+    fn a_notice_of_a_peer_must_name_a_rank_of_the_group() {
+        let mut sender = ranks(1);
+        assert_eq!(sender.notice(), None);
+        assert!(!sender.report(&Failure::Closed(Notice::lost(3))));
+        sender.error(Failure::Closed(Notice::lost(3)));
+        let message = sender.notice().unwrap();
+        let mut receiver = ranks(2);
+        assert_eq!(receiver.noticed(&message), None);
+        let entry = Entry { address: receiver.any_port(), host: "host".to_owned() };
+        receiver.entries = vec![entry; 4];
+        assert_eq!(receiver.noticed(&message), Some(Notice::lost(3)));
+        assert_eq!(receiver.noticed(&message[..message.len() - 1]), None);
+        assert_eq!(receiver.noticed(&Call::default().to_bytes()), None);
     }
 
     #[test]

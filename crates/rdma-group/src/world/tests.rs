@@ -1,17 +1,19 @@
 //! Ranks that die before each step of each collective. The ranks are processes, blocking or asynchronous, and the
 //! survivors join again with the next epoch.
 
+mod connecting;
 mod deadlines;
 mod strangers;
 
 use std::net::TcpStream;
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::Output;
-use std::{env, process};
+use std::process::{Command, Stdio};
+use std::{env, io, process};
 
 use test_support::loopback::free_address;
 use test_support::program::this_program;
 
+use self::connecting::{CONNECTING, die_connecting};
 use super::lane::PIECE_BYTES;
 use super::*;
 #[cfg(feature = "async")]
@@ -26,8 +28,8 @@ use crate::schedule::{Action, BarrierAlgorithm, Blocks, Member, Schedule, Transf
 /// The variable that selects the deaths: `all`, or by default three of each collective.
 pub(crate) const DEATHS: &str = "RDMA_TEST_DEATHS";
 
-/// The variable that describes a process of the test: the rank, the size of the group, and the address of rank 0. The
-/// last two words are the number of the first death, and whether the rank is asynchronous.
+/// The variable that describes a process of the test. Its words are the rank, the part of rank 0, the size of the group,
+/// and the address of rank 0. The last two are the number of the first death, and whether the rank is asynchronous.
 const PROCESS: &str = "RDMA_TEST_DEATHS_PROCESS";
 
 /// Ends a test that hangs. No test waits for it.
@@ -37,24 +39,47 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 const PIECE: usize = (MESSAGE_BYTES - HEADER_BYTES) / 8;
 const LONG_PIECE: usize = PIECE_BYTES / 8;
 
+/// The part of rank 0 in a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Root {
+    /// It takes part, and decides which rank is the cause of a failure.
+    Decides,
+    /// It is not in the group, and has left or makes no call.
+    Absent,
+    /// It takes part in the first collective only, and then makes no call.
+    Silent,
+}
+
+impl Root {
+    const ALL: [Self; 3] = [Self::Decides, Self::Absent, Self::Silent];
+
+    /// Returns the first rank of the group.
+    const fn first(self) -> usize {
+        if matches!(self, Self::Absent) { 1 } else { 0 }
+    }
+}
+
 /// A collective, the length of the buffer, and whether the buffer is registered.
 #[derive(Clone, Debug)]
 struct Case {
     collective: Collective,
     len: usize,
     registered: bool,
+    /// The first rank of the group, which also has all ranks after it.
+    first: usize,
     /// Whether ranks die in it only if all deaths are selected.
     is_rare: bool,
 }
 
 impl Case {
     const fn new(collective: Collective, len: usize) -> Self {
-        Self { collective, len, registered: false, is_rare: false }
+        Self { collective, len, registered: false, first: 0, is_rare: false }
     }
 
     fn schedule(&self, rank: usize, size: usize) -> Schedule {
+        let (rank, size) = (rank - self.first, size - self.first);
         let member = Member { rank, size };
-        match &self.collective {
+        let mut schedule = match &self.collective {
             // Two buffers, as in `all_to_all_v`. Each pair of ranks exchanges the block whose number is their sum.
             Collective::AllToAll { sent, offset, .. } if *offset > 0 => {
                 let mut counts = counts(sent, size);
@@ -69,7 +94,9 @@ impl Case {
                 let algorithm = if is_short { Algorithm::FewRounds } else { Algorithm::Ring };
                 collective.schedule_by(algorithm, member, self.len)
             }
-        }
+        };
+        schedule.iter_mut().flatten().for_each(|transfer| transfer.peer += self.first);
+        schedule
     }
 }
 
@@ -79,6 +106,8 @@ pub(crate) fn counts(blocks: &Blocks, size: usize) -> Vec<usize> {
 }
 
 const BARRIER: Case = Case::new(Collective::Barrier(BarrierAlgorithm::Dissemination), 0);
+
+const ALL_REDUCE: Case = Case::new(Collective::AllReduce { is_commutative: true }, 1);
 
 /// A rank that dies.
 #[derive(Clone, Debug)]
@@ -181,15 +210,22 @@ fn uneven(size: usize) -> impl Iterator<Item = (Collective, usize)> {
 }
 
 /// Returns the deaths of a group in the order in which they occur.
-fn deaths(size: usize) -> Vec<Death> {
+fn deaths(root: Root, size: usize) -> Vec<Death> {
     let all = env::var(DEATHS).is_ok_and(|which| which == "all");
+    let (first, members) = (root.first(), size - root.first());
+    if root == Root::Silent {
+        // Some ranks wait for rank 0, and some for the dead rank.
+        let moment = Moment::Step(ALL_REDUCE, 0);
+        return vec![Death { rank: 1, moment }];
+    }
     let mut deaths = Vec::new();
-    for (i, case) in collectives(size).into_iter().enumerate() {
+    for (i, case) in collectives(members).into_iter().enumerate() {
         if case.is_rare && !all {
             continue;
         }
-        let ranks = if all { 0..size } else { i % size..i % size + 1 };
-        for rank in ranks {
+        let case = Case { first, ..case };
+        let ranks = if all { 0..members } else { i % members..i % members + 1 };
+        for rank in ranks.map(|rank| first + rank) {
             let mut dies = |moment| deaths.push(Death { rank, moment });
             let pieces: Vec<_> = pieces(&case.schedule(rank, size)).collect();
             let most = pieces.len();
@@ -204,10 +240,13 @@ fn deaths(size: usize) -> Vec<Death> {
             for step in (0..most).filter(is_written).take(if all { most } else { 1 }) {
                 dies(Moment::Written(case.clone(), step));
             }
-            dies(Moment::Unconnected(case.clone()));
+            // Without a decision, ranks that are not connected cannot notify each other.
+            if root == Root::Decides {
+                dies(Moment::Unconnected(case.clone()));
+            }
         }
     }
-    for [rank, peer] in [[0, 1], [1, 0], [1, 2], [2, 1]] {
+    for [rank, peer] in [[0, 1], [1, 0], [1, 2], [2, 1]].map(|pair| pair.map(|rank| first + rank)) {
         let moments = (0..=CONNECTING).map(|steps| Moment::Connecting(peer, steps));
         deaths.extend(moments.map(|moment| Death { rank, moment }));
     }
@@ -267,6 +306,9 @@ pub(crate) trait Rank {
         self.ranks_mut().limit = limit;
     }
 
+    /// Does not wait for the decision of rank 0.
+    fn expect_no_decision(&mut self);
+
     fn pool(&self) -> &BufferPool;
 
     /// Runs a collective.
@@ -288,6 +330,10 @@ impl Rank for World {
 
     fn ranks_mut(&mut self) -> &mut Ranks {
         &mut self.ranks
+    }
+
+    fn expect_no_decision(&mut self) {
+        self.ranks.star.decision = Duration::ZERO;
     }
 
     fn pool(&self) -> &BufferPool {
@@ -368,48 +414,6 @@ pub(crate) fn die(rank: usize) -> ! {
     process::abort()
 }
 
-/// The number of steps in which two ranks connect.
-const CONNECTING: usize = 4;
-
-/// Dies after that many steps of connecting to a rank.
-fn die_connecting(world: &mut World, peer: usize, steps: usize) -> Result<(), Error> {
-    world.call(|world, connections| {
-        let dies_after = |world: &World, done| {
-            if steps == done {
-                die(world.ranks.own);
-            }
-        };
-        dies_after(world, 0);
-        let until = after(LIMIT);
-        let all = [peer];
-        world.connect(connections, &all, None, until)?;
-        dies_after(world, 1);
-        let Connections { peers, .. } = connections;
-        let pd = world.pd.clone();
-        let builder = pd.create_channel().rendezvous_timeout(LIMIT);
-        if peer > world.ranks.own {
-            let message = world.receive(peer, at(peers, peer)?, until)?;
-            dies_after(world, 2);
-            let (address, challenge) = world.ranks.announced(peer, CONNECT, &message)?;
-            let greeting = world.ranks.greet(peer, challenge)?;
-            let _begun = TcpStream::connect(address).unwrap();
-            dies_after(world, 3);
-            let _channel = builder.user_bytes(&greeting.bytes).connect(address).unwrap();
-            die(world.ranks.own);
-        }
-        let mut listener = builder.listen(world.ranks.any_port()).unwrap();
-        let (challenge, message) = Ranks::announce(CONNECT, listener.local_addr().port())?;
-        world.send(peer, &at(peers, peer)?.messages, &message, until)?;
-        world.flush(peers, &all, until);
-        dies_after(world, 2);
-        let client = listener.incoming(Some(LIMIT)).unwrap();
-        dies_after(world, 3);
-        let answer = world.ranks.admit_only(peer, client.user_bytes(), challenge).unwrap();
-        let _channel = client.accept(&answer).unwrap();
-        die(world.ranks.own)
-    })
-}
-
 pub(crate) const CONNECT: Call = Call {
     kind: Kind::Connect as u8,
     variant: 0,
@@ -423,9 +427,17 @@ pub(crate) const CONNECT: Call = Call {
 };
 
 /// Takes part in one death. Returns only if another rank dies.
-fn live(death: &Death, world: &mut impl Rank) {
+fn live(root: Root, death: &Death, world: &mut impl Rank) {
     let rank = world.ranks().own;
     let dies = rank == death.rank;
+    let barrier = Case { first: root.first(), ..BARRIER };
+    if root == Root::Absent {
+        // Connects all members.
+        execute(world, &barrier, 4).unwrap();
+    }
+    if root != Root::Decides {
+        world.expect_no_decision();
+    }
     let result = match &death.moment {
         Moment::Unconnected(_) if dies => die(rank),
         Moment::Unconnected(case) => execute(world, case, 1),
@@ -441,14 +453,14 @@ fn live(death: &Death, world: &mut impl Rank) {
         Moment::Connecting(..) => Ok(()),
     };
     // A rank that does not wait for the dead one may complete its part.
-    let result = result.and_then(|()| execute(world, &BARRIER, 2));
+    let result = result.and_then(|()| execute(world, &barrier, 2));
     match result {
         Err(Error::Lost { rank, host }) => {
             assert_eq!((rank, host), (death.rank, world.ranks().host(death.rank)), "{death:?}");
         }
         other => panic!("{other:?} after {death:?}"),
     }
-    assert!(matches!(execute(world, &BARRIER, 3), Err(Error::Closed)));
+    assert!(matches!(execute(world, &barrier, 3), Err(Error::Closed)));
 }
 
 #[test]
@@ -456,51 +468,93 @@ fn live(death: &Death, world: &mut impl Rank) {
 fn process_of_a_rank() {
     let process = env::var(PROCESS).unwrap();
     let words: Vec<_> = process.split(' ').collect();
-    let [rank, size, master, first, is_async] = words[..] else { panic!("{process}") };
+    let [rank, root, size, master, first, is_async] = words[..] else { panic!("{process}") };
+    let root = Root::ALL.into_iter().find(|it| format!("{it:?}") == root).unwrap();
     let [rank, size, first] = [rank, size, first].map(|number| number.parse().unwrap());
-    for (epoch, death) in deaths(size).iter().enumerate().skip(first) {
+    if rank == 0 && root != Root::Decides {
+        return root_without_decisions(root, size, master);
+    }
+    for (epoch, death) in deaths(root, size).iter().enumerate().skip(first) {
         let settings = settings(rank, size, master, epoch as u64);
         match is_async {
             #[cfg(feature = "async")]
-            "true" => live(death, &mut Asynchronous::join(settings)),
+            "true" => live(root, death, &mut Asynchronous::join(settings)),
             _ => {
                 assert_eq!(is_async, "false");
-                live(death, &mut blocking(settings));
+                live(root, death, &mut blocking(settings));
             }
         }
     }
 }
 
-fn start(rank: usize, size: usize, master: &str, first: usize, is_async: bool) -> Output {
+/// A group of processes.
+#[derive(Clone, Copy)]
+struct Processes<'m> {
+    root: Root,
+    size: usize,
+    master: &'m str,
+    is_async: bool,
+}
+
+fn command(rank: usize, processes: Processes<'_>, first: usize) -> Command {
+    let Processes { root, size, master, is_async } = processes;
     let mut command = this_program();
     command.args(["--exact", "world::tests::process_of_a_rank", "--ignored", "--nocapture"]);
-    command.env(PROCESS, format!("{rank} {size} {master} {first} {is_async}"));
-    command.output().unwrap()
+    command.env(PROCESS, format!("{rank} {root:?} {size} {master} {first} {is_async}"));
+    command
 }
 
 /// Runs the processes of a rank: a new one after each death.
-fn lives(rank: usize, size: usize, master: &str, is_async: bool) {
-    let deaths = deaths(size);
+fn lives(rank: usize, processes: Processes<'_>) {
+    let deaths = deaths(processes.root, processes.size);
     let own = deaths.iter().enumerate().filter(|(_, death)| death.rank == rank);
     let mut first = 0;
     for (epoch, _) in own {
-        let output = start(rank, size, master, first, is_async);
+        let output = command(rank, processes, first).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(text.ends_with(&format!("dies as rank {rank}\n")), "rank {rank}: {output:?}");
         assert_eq!(output.status.signal(), Some(6), "rank {rank}: {output:?}");
         first = epoch + 1;
     }
-    let output = start(rank, size, master, first, is_async);
+    let output = command(rank, processes, first).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains(" 1 passed"), "rank {rank}: {output:?}");
 }
 
+/// Takes the part of rank 0, which does not decide, until the standard input ends.
+fn root_without_decisions(root: Root, size: usize, master: &str) {
+    let mut open = Vec::new();
+    for epoch in 0..deaths(root, size).len() {
+        let mut world = world(0, size, master, epoch as u64);
+        if root == Root::Silent {
+            execute(&mut world, &ALL_REDUCE, 0).unwrap();
+        }
+        // Otherwise, it leaves now.
+        if root == Root::Silent || epoch % 2 == 0 {
+            open.push(world);
+        }
+    }
+    io::copy(&mut io::stdin(), &mut io::sink()).unwrap();
+}
+
 /// Runs all deaths of a group.
-fn all_deaths(size: usize, is_async: bool) {
+fn all_deaths(root: Root, size: usize, is_async: bool) {
     let master = &*free_address().to_string();
+    let processes = Processes { root, size, master, is_async };
     thread::scope(|threads| {
-        for rank in 0..size {
-            threads.spawn(move || lives(rank, size, master, is_async));
+        let first = usize::from(root != Root::Decides);
+        let without_decisions = (first > 0).then(|| {
+            let mut command = command(0, processes, 0);
+            let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+            command.stderr(Stdio::piped()).spawn().unwrap()
+        });
+        let ranks: Vec<_> =
+            (first..size).map(|rank| threads.spawn(move || lives(rank, processes))).collect();
+        ranks.into_iter().for_each(|rank| rank.join().unwrap());
+        // All other ranks have ended before the standard input of rank 0 ends.
+        if let Some(process) = without_decisions {
+            let output = process.wait_with_output().unwrap();
+            assert!(output.status.success(), "{output:?}");
         }
     });
 }
@@ -508,12 +562,34 @@ fn all_deaths(size: usize, is_async: bool) {
 #[test]
 fn the_death_of_a_rank_before_each_step_is_named_on_all_others() {
     for size in [4, 5] {
-        all_deaths(size, false);
+        all_deaths(Root::Decides, size, false);
     }
+}
+
+#[test]
+fn the_death_of_a_rank_is_named_in_a_subgroup_without_rank_0() {
+    all_deaths(Root::Absent, 5, false);
+}
+
+#[test]
+fn the_death_of_a_rank_is_named_while_rank_0_makes_no_call() {
+    all_deaths(Root::Silent, 8, false);
 }
 
 #[cfg(feature = "async")]
 #[test]
 fn the_death_of_a_rank_before_each_step_is_named_on_all_asynchronous_ranks() {
-    all_deaths(5, true);
+    all_deaths(Root::Decides, 5, true);
+}
+
+#[cfg(feature = "async")]
+#[test]
+fn the_death_of_an_asynchronous_rank_is_named_in_a_subgroup_without_rank_0() {
+    all_deaths(Root::Absent, 5, true);
+}
+
+#[cfg(feature = "async")]
+#[test]
+fn the_death_of_an_asynchronous_rank_is_named_while_rank_0_makes_no_call() {
+    all_deaths(Root::Silent, 8, true);
 }

@@ -240,6 +240,37 @@ fn a_function_that_panics_is_named_on_all_others() {
     }
 }
 
+/// Rank 0 has left, so it does not decide.
+#[test]
+fn a_function_that_panics_is_named_in_a_subgroup_without_rank_0() {
+    const PANICS: usize = 1;
+    let results = threads(4, |group| {
+        let rank = group.rank();
+        let mut others = group.split(u64::from(rank == 0), 0).unwrap();
+        if rank == 0 {
+            return None;
+        }
+        others.barrier().unwrap();
+        let function = |lower: u32, _| {
+            assert!(rank != PANICS, "a planted panic");
+            lower
+        };
+        let call = || others.all_reduce(&mut [7_u32], Reduction::Custom(&function));
+        let result = catch_unwind(AssertUnwindSafe(call));
+        let outcome = result.unwrap_or_else(|_| others.barrier());
+        Some(outcome.and_then(|()| others.barrier()))
+    });
+    for (rank, result) in results.into_iter().enumerate().skip(1) {
+        match result.unwrap() {
+            Err(Error::Closed) => assert_eq!(rank, PANICS),
+            Err(Error::Failed { rank: cause, reason, .. }) => {
+                assert_eq!((cause, &*reason), (PANICS, "its function panicked"));
+            }
+            other => panic!("rank {rank}: {other:?}"),
+        }
+    }
+}
+
 #[test]
 fn a_function_cannot_call_its_group() {
     threads(2, |group| {

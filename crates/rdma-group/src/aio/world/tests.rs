@@ -29,6 +29,10 @@ impl Rank for Asynchronous {
         &mut self.world.ranks
     }
 
+    fn expect_no_decision(&mut self) {
+        self.world.ranks.star.decision = Duration::ZERO;
+    }
+
     fn pool(&self) -> &BufferPool {
         self.world.pool.as_blocking()
     }
@@ -39,9 +43,10 @@ impl Rank for Asynchronous {
 
     fn die_in(&mut self, run: Run<'_, u64>, steps: usize, writes: bool) -> Result<(), Error> {
         self.runtime.block_on(async {
-            let (mut connections, call) = self.world.begin()?;
-            let result = call.world.die_in(&mut connections, run, steps, writes).await;
-            call.end(connections, result).await
+            let mut call = self.world.begin()?;
+            let (world, connections) = call.parts()?;
+            let result = world.die_in(connections, run, steps, writes).await;
+            call.end(result).await
         })
     }
 
@@ -51,9 +56,10 @@ impl Rank for Asynchronous {
 
     fn die_connecting(&mut self, peer: usize, steps: usize) -> Result<(), Error> {
         self.runtime.block_on(async {
-            let (mut connections, call) = self.world.begin()?;
-            let result = call.world.die_connecting(&mut connections, peer, steps).await;
-            call.end(connections, result).await
+            let mut call = self.world.begin()?;
+            let (world, connections) = call.parts()?;
+            let result = world.die_connecting(connections, peer, steps).await;
+            call.end(result).await
         })
     }
 }

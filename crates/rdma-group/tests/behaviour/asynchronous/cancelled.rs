@@ -68,6 +68,32 @@ fn a_dropped_call_is_named_on_all_others() {
     }
 }
 
+/// Rank 0 has left, so it does not decide.
+#[test]
+fn a_dropped_call_is_named_in_a_subgroup_without_rank_0() {
+    let dropped = Barrier::new(3);
+    let part = |group: &mut aio::Group| {
+        let rank = group.rank();
+        let mut others = wait(group.split(u64::from(rank == 0), 0)).unwrap();
+        if rank == 0 {
+            return None;
+        }
+        wait(others.barrier()).unwrap();
+        if rank == 2 {
+            begin(others.broadcast(0, &mut [0_u8]));
+        }
+        dropped.wait();
+        Some(text(wait(others.barrier())))
+    };
+    let results = mixed(4, |_| true, |_| unreachable!(), part);
+    for (rank, error) in results.into_iter().enumerate().skip(1) {
+        let error = error.unwrap();
+        let names_rank = error.starts_with("rank 2 on ")
+            && error.ends_with(" has closed the group: its call was cancelled");
+        assert!(names_rank || rank == 2 && error.contains("closed by an earlier error"), "{error}");
+    }
+}
+
 /// Takes a unit of the budget of this task. Without a budget, no operation of tokio or of a device completes.
 fn spend(cx: &mut Context<'_>) {
     assert!(pin!(consume_budget()).poll(cx).is_ready());
