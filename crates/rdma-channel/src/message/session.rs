@@ -248,7 +248,9 @@ impl<P: Drive> Session<P> {
                 Next::Poll | Next::Rest(_) if !self.is_contended() => state,
                 Next::Poll | Next::Rest(_) => self.yield_lock(state),
                 Next::End => {
-                    state.check_peer();
+                    if !is_busy {
+                        state.check_peer();
+                    }
                     self.unlock(state);
                     return Err(Unfinished::TimedOut(deadline.limit()));
                 }
@@ -443,8 +445,8 @@ impl<P: Drive> State<P> {
         }
     }
 
-    /// Checks whether the peer has ended. On a busy processor, a short limit may expire before the first rest, where this
-    /// is checked otherwise.
+    /// Checks whether the peer has ended, after an empty poll. On a busy processor, a short limit may expire before the
+    /// first rest, where this is checked otherwise.
     fn check_peer(&mut self) {
         let ledger = self.requests.ledger();
         ledger.check_peer();
