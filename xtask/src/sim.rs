@@ -323,7 +323,7 @@ impl Copy {
         let mut status = run()?.status;
         // In some tests, a fault shows only if threads run in a certain order.
         for _ in 1..ATTEMPTS {
-            if !status.success() {
+            if !status.success() || start.elapsed() >= LIMIT {
                 break;
             }
             status = run()?.status;

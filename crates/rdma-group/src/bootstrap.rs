@@ -56,7 +56,7 @@ pub(crate) fn join(
     };
     let own = entry(stream.local_addr().map_err(failed)?.ip())?;
     let most = Table::most(settings.world_size);
-    // Rank 0 decides within its own limit, which has begun before it accepts this rank.
+    // Rank 0 decides within its own limit. Unless a proxy accepted this connection, that limit has begun.
     let (mut until, decision) = (until, after(limit.saturating_add(GRACE)));
     let mut pauses = Pauses::default();
     loop {
@@ -69,9 +69,9 @@ pub(crate) fn join(
             }
             // During a flood of strangers, rank 0 may drop a rank. If it does not listen any more, it has failed.
             Err(error) if is_end(&error) && Instant::now() < decision => {
-                pauses.pause();
-                until = decision.min(Instant::now() + master::ATTEMPT);
-                stream = master::attempt(&addresses, until).map_err(|_| failed(error))?;
+                until = decision;
+                stream = master::connect_again(&addresses, &mut pauses, decision)
+                    .map_err(|_| failed(error))?;
             }
             Err(error) => return Err(failed(error)),
         }

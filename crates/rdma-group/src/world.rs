@@ -95,6 +95,7 @@ impl World {
                     && let Some(notice) = self.await_notice(&connections)
                 {
                     failure = Failure::Closed(notice);
+                    self.ranks.report(&failure);
                 }
                 let error = self.ranks.error(failure);
                 self.notify(&connections);
@@ -471,8 +472,8 @@ impl World {
     }
 
     /// Connects to a higher rank in another thread, which sends the result. The target is the address and the challenge of
-    /// the listener. The channel is for messages if there are options. If the call fails before, the thread ends when the
-    /// other rank closes the group, or at the deadline.
+    /// the listener. The channel is for messages if there are options. If the call fails before, the thread does not end
+    /// with it. It ends at the deadline, when the other rank closes the group, or when that rank has had no room for long.
     fn dial(
         &self,
         peer: usize,

@@ -151,10 +151,7 @@ impl World {
                         Ok(answer) => return client.accept(&answer).map_err(|_| Failure::Lost(rank)),
                         Err(why) => client.reject(why),
                     },
-                    Err(error) if patience.ignores(&error) => {
-                        sleep(CHECK).await;
-                        self.ranks.check(rank, until)?;
-                    }
+                    Err(error) if patience.ignores(&error) => sleep(CHECK).await,
                     Err(error) => return Err(failed(error)),
                 },
                 message = peer.messages.receive() => match message {
@@ -163,8 +160,9 @@ impl World {
                     Ok(Some(message)) => return Err(self.ranks.other_call(rank, call, &message)),
                     Ok(None) | Err(_) => return Err(Failure::Lost(rank)),
                 },
-                () = sleep(CHECK) => self.ranks.check(rank, until)?,
+                () = sleep(CHECK) => {}
             }
+            self.ranks.check(rank, until)?;
         }
     }
 

@@ -115,8 +115,7 @@ fn check(settings: &Settings, addresses: &[SocketAddr]) -> Result<(), Error> {
         return Err(Error::BadAddress { address, stated_by, expected });
     }
     if addresses.iter().any(is_link_local) {
-        let expected =
-            "no link-local address of IPv6, because each host has its own number for the interface";
+        let expected = "an address that is valid on all hosts, and not a link-local one";
         return Err(Error::BadAddress { address, stated_by, expected });
     }
     if secret.as_ref().is_none_or(Vec::is_empty) && !all().all(|ip| ip.is_loopback()) {
@@ -216,8 +215,24 @@ impl Pauses {
     }
 }
 
+/// Connects to rank 0, which has dropped a connection. In a flood of strangers, it may not answer for a while. Fails if
+/// rank 0 does not listen any more.
+pub(super) fn connect_again(
+    addresses: &[SocketAddr],
+    pauses: &mut Pauses,
+    until: Instant,
+) -> io::Result<TcpStream> {
+    loop {
+        pauses.pause();
+        match attempt(addresses, until.min(Instant::now() + ATTEMPT)) {
+            Err(error) if error.kind() == ErrorKind::TimedOut && Instant::now() < until => {}
+            result => return result,
+        }
+    }
+}
+
 /// Tries to connect to each address of rank 0. Returns the last error if none accepts.
-pub(super) fn attempt(addresses: &[SocketAddr], until: Instant) -> io::Result<TcpStream> {
+fn attempt(addresses: &[SocketAddr], until: Instant) -> io::Result<TcpStream> {
     let mut last = io::Error::from(ErrorKind::NotFound);
     for address in addresses {
         let mut left = until.saturating_duration_since(Instant::now()).max(SHORTEST);

@@ -2,7 +2,7 @@
 //!
 //! A rank that detects a failure reports it to rank 0 before it closes its connections. Rank 0 decides which rank is the
 //! cause, and notifies all. No thread serves these connections: each rank checks them while it waits in a collective.
-//! While rank 0 does not decide, ranks also send notices to their peers.
+//! A rank that closes the group also notifies its peers, because rank 0 may not decide.
 //!
 //! Ranks that make different calls may wait for each other without a message between them. So a rank that waits for long
 //! sends its call to rank 0, which compares it with those of other ranks.

@@ -3,7 +3,7 @@
 use std::iter;
 use std::time::Instant;
 
-use rdma_channel::message::{MessageError, Messages};
+use rdma_channel::message::MessageError;
 
 use super::peer::MOST_EARLY;
 use super::ranks::{CHECK, FAREWELL, Failure};
@@ -38,9 +38,12 @@ impl World {
         let until = Instant::now() + self.ranks.star.decision;
         let mut peers = connections.peers.iter().flatten().cycle();
         while self.ranks.star.is_undecided() && Instant::now() < until {
-            self.ranks.star.wait(CHECK);
-            if let Some(notice) = peers.next().and_then(|peer| self.notice_of(peer, Instant::now()))
-            {
+            let Some(peer) = peers.next() else {
+                self.ranks.star.wait(CHECK);
+                continue;
+            };
+            // This waits for up to `CHECK`.
+            if let Some(notice) = self.notice_of(peer, Instant::now()) {
                 return Some(notice);
             }
         }
@@ -52,19 +55,23 @@ impl World {
     pub(super) fn notify(&self, connections: &Connections) {
         let Some(notice) = self.ranks.notice() else { return };
         let until = Instant::now() + FAREWELL;
-        let try_all = |part: &dyn Fn(&Messages) -> Result<(), MessageError>| {
-            let mut peers: Vec<_> = connections.peers.iter().flatten().collect();
-            loop {
-                peers.retain(|peer| {
-                    matches!(part(&peer.messages), Err(MessageError::TimedOut { .. }))
-                });
-                if peers.is_empty() || Instant::now() >= until {
-                    return;
+        let is_late = |result| matches!(result, Err(MessageError::TimedOut { .. }));
+        let (mut late, posted): (Vec<_>, Vec<_>) = connections
+            .peers
+            .iter()
+            .flatten()
+            .partition(|peer| is_late(peer.messages.post(&notice)));
+        // This process may end afterwards, so the devices of the peers must have received their notices.
+        let flush = |peer: &Peer| while Instant::now() < until && is_late(peer.messages.flush()) {};
+        posted.into_iter().for_each(flush);
+        while !late.is_empty() && Instant::now() < until {
+            late.retain(|peer| {
+                let is_late = Instant::now() < until && is_late(peer.messages.post(&notice));
+                if !is_late {
+                    flush(peer);
                 }
-            }
-        };
-        try_all(&|messages| messages.post(&notice));
-        // This process may end afterwards.
-        try_all(&Messages::flush);
+                is_late
+            });
+        }
     }
 }

@@ -22,8 +22,8 @@ use crate::world::lane::Form;
 /// The time between two checks for notices while a rank waits.
 pub(crate) const CHECK: Duration = Duration::from_millis(20);
 
-/// The time limit for notifying all peers when this rank closes the group. A peer that is stopped or has no room for the
-/// notice does not delay this rank for longer.
+/// The time limit for notifying all peers when this rank closes the group. A blocking rank tries to notify each peer, so
+/// each one that is stopped or has no room may delay it by [`CHECK`] more.
 pub(crate) const FAREWELL: Duration = Duration::from_millis(200);
 
 /// The reason that a collective fails.
@@ -332,7 +332,7 @@ impl Ranks {
                 self.close(error.told_by(self.own));
                 false
             }
-            // The peer has waited for a decision.
+            // Rank 0 may not know this yet.
             Failure::Closed(notice) => {
                 self.star.report(notice);
                 false

@@ -1,7 +1,8 @@
 //! Executes the schedules of all ranks, in the order of their events.
 //!
 //! Failures spread as in `rdma-group`. The connections of a rank that ends are closed. A rank that waits for such a
-//! connection reports it to rank 0, which decides which rank is the cause and notifies all.
+//! connection reports it to rank 0, which decides which rank is the cause and notifies all. Notices between other ranks
+//! are not modelled.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};

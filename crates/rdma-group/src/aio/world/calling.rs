@@ -3,10 +3,10 @@
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::task::unconstrained;
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, timeout, timeout_at};
 
 use super::{Connections, Peer, World};
 use crate::bootstrap::star::Notice;
@@ -39,15 +39,16 @@ impl Calling<'_> {
         };
         let mut failure = world.prefer_notice(connections, failure).await;
         let awaits = world.ranks.report(&failure);
-        *is_over = true;
         if awaits && let Some(notice) = world.await_notice(connections).await {
             failure = Failure::Closed(notice);
+            world.ranks.report(&failure);
         }
         let error = world.ranks.error(failure);
         if let Some(notice) = world.ranks.notice() {
             // An error means that the time is up.
             let _ = timeout(FAREWELL, Notices::new(&notice, connections)).await;
         }
+        *is_over = true;
         Err(error)
     }
 
@@ -105,14 +106,15 @@ impl World {
     async fn prefer_notice(&self, connections: &Connections, failure: Failure) -> Failure {
         let Failure::Lost(rank) = failure else { return failure };
         let Some(Some(peer)) = connections.peers.get(rank) else { return failure };
-        self.notice_of(peer, FAREWELL).await.map_or(failure, Failure::Closed)
+        let until = Instant::now() + FAREWELL;
+        self.notice_of(peer, until).await.map_or(failure, Failure::Closed)
     }
 
-    /// Returns the reason that a peer has closed the group, if its notice arrives within this time. Other messages are
+    /// Returns the reason that a peer has closed the group, if its notice arrives before this time. Other messages are
     /// discarded.
-    async fn notice_of(&self, peer: &Peer, limit: Duration) -> Option<Notice> {
+    async fn notice_of(&self, peer: &Peer, until: Instant) -> Option<Notice> {
         for _ in 0..MOST_EARLY {
-            let message = timeout(limit, unconstrained(peer.messages.receive())).await;
+            let message = timeout_at(until.into(), unconstrained(peer.messages.receive())).await;
             let message = message.ok()?.ok()??;
             if let Some(notice) = self.ranks.noticed(&message) {
                 return Some(notice);
@@ -126,7 +128,7 @@ impl World {
         let until = Instant::now() + self.ranks.star.decision;
         while self.ranks.star.is_undecided() && Instant::now() < until {
             for peer in connections.peers.iter().flatten() {
-                if let Some(notice) = self.notice_of(peer, Duration::ZERO).await {
+                if let Some(notice) = self.notice_of(peer, Instant::now()).await {
                     return Some(notice);
                 }
             }

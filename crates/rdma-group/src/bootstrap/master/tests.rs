@@ -85,8 +85,8 @@ fn an_address_to_which_no_rank_can_connect_is_refused_on_each_rank() {
             ("0.0.0.0:7", "the name or an address of its host"),
             ("[::]:7", "the name or an address of its host"),
             ("[::ffff:0.0.0.0]:7", "the name or an address of its host"),
-            ("[fe80::1%lo]:7", "no link-local address"),
-            ("[fe80::1]:7", "no link-local address"),
+            ("[fe80::1%lo]:7", "an address that is valid on all hosts"),
+            ("[fe80::1]:7", "an address that is valid on all hosts"),
             ("127.0.0.1:0", HOST_AND_PORT),
             ("node1", HOST_AND_PORT),
         ] {
