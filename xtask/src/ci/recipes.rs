@@ -25,6 +25,10 @@ macro_rules! memcheck {
 
 const MEMCHECK: (&str, &str) = ("CARGO_TARGET_{HOST}_RUNNER", memcheck!());
 
+/// The suppressions name inlined functions, which memcheck knows only from the tables of lines.
+/// `.ci/run` omits these tables from its builds.
+const LINES: (&str, &str) = ("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
+
 pub(super) const AARCH64_NEEDS: &[Need] = &[
     Need::Std("aarch64-unknown-linux-gnu"),
     Need::Tool(
@@ -410,7 +414,8 @@ pub(super) const ASAN_FULL: &[Step] = &[
 /// Checks first that memcheck sees the device's accesses at all. These tests expect it to report an
 /// error.
 const MEMCHECK_SEES: Step =
-    tests("cargo test --workspace --test behaviour visible_copies:: -- --ignored --test-threads=1");
+    tests("cargo test --workspace --test behaviour visible_copies:: -- --ignored --test-threads=1")
+        .with(&[LINES]);
 
 /// Runs the suite on one device, which is enough. Forks are excluded for the reason given at
 /// [`VALGRIND`]. Cases in which memory is kept alive on purpose are excluded because it would
@@ -418,7 +423,7 @@ const MEMCHECK_SEES: Step =
 const MEMCHECK_SUITE: Step = tests(
     "cargo test -p conformance --test conformance -- soft0:: --skip ::forks:: --skip _lives_on",
 )
-.with(&[MEMCHECK, ("VALGRIND_OPTS", "--trace-children=yes"), WITHOUT_RXE]);
+.with(&[MEMCHECK, LINES, ("VALGRIND_OPTS", "--trace-children=yes"), WITHOUT_RXE]);
 
 /// Some tests are left out. A forked child releases nothing on purpose, and some twins of code that
 /// must not compile forget memory, which valgrind would report as leaks. Under valgrind, the kernel
@@ -427,14 +432,14 @@ const MEMCHECK_SUITE: Step = tests(
 /// Tests of hostile processes need `pidfd_open`, which valgrind lacks.
 pub(super) const VALGRIND: &[Step] = &[
     MEMCHECK_SEES,
-    run("cargo build --profile test -p rdma-examples --examples"),
+    run("cargo build --profile test -p rdma-examples --examples").with(&[LINES]),
     tests(
         "cargo test --no-fail-fast --lib --bins --tests --examples -p rdma-soft -p rdma-mem -p rdma-qp \
             -p rdma-channel -p rdma-examples -p copy_file -p hello -- --test-threads=1 --skip no_case_compiles \
             --skip is_not_forgotten --skip a_subscriber_that_panics_leaves_no_thread \
             --skip device::faults::faults_are_the_same --skip device::faults::lost_packets --skip forked_child --skip copy::tests::gone:: --skip copy::tests::order:: --skip unmapped:: --skip polls_end --skip many_clients_connect --skip neighbours::files_of",
     )
-    .with(&[MEMCHECK]),
+    .with(&[MEMCHECK, LINES]),
     MEMCHECK_SUITE,
 ];
 
