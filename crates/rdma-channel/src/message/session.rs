@@ -296,8 +296,7 @@ impl<P: Drive> Session<P> {
             return state;
         }
         let is_closed = state.requests.is_closed();
-        if !is_closed && state.requests.ledger().is_peer_gone() {
-            state.requests.fail();
+        if state.ends_with_peer() {
             return state;
         }
         let Some(files) = &self.files else {
@@ -448,11 +447,17 @@ impl<P: Drive> State<P> {
     /// Checks whether the peer has ended, after an empty poll. On a busy processor, a short limit may expire before the
     /// first rest, where this is checked otherwise.
     fn check_peer(&mut self) {
-        let ledger = self.requests.ledger();
-        ledger.check_peer();
-        if !self.requests.is_closed() && ledger.is_peer_gone() {
+        self.requests.ledger().check_peer();
+        self.ends_with_peer();
+    }
+
+    /// Lets all requests fail if the peer is gone. Returns true if it does. The caller has polled, and found nothing.
+    fn ends_with_peer(&mut self) -> bool {
+        let ends = !self.requests.is_closed() && self.requests.ledger().is_peer_gone();
+        if ends {
             self.requests.fail();
         }
+        ends
     }
 
     /// Polls completions. Returns true if there were any.

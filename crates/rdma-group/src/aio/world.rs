@@ -89,7 +89,7 @@ impl World {
     /// Begins a call. Unless [`Calling::end`] follows, the group is closed.
     fn begin(&mut self) -> Result<Calling<'_>, Error> {
         let connections = self.connections.take().ok_or(Error::Closed)?;
-        Ok(Calling { world: self, connections: Some(connections), is_over: false })
+        Ok(Calling { world: self, connections: Some(connections) })
     }
 
     /// Runs a collective. Closes the group if it fails, or the future is dropped.

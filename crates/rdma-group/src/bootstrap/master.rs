@@ -68,7 +68,7 @@ fn look_up(
 ) -> io::Result<Vec<SocketAddr>> {
     let (sender, results) = mpsc::channel();
     let repeat = move || {
-        let mut pause = SHORTEST;
+        let mut pauses = Pauses::up_to(LONGEST);
         loop {
             let result = resolve();
             let is_last = result.is_ok();
@@ -76,8 +76,7 @@ fn look_up(
             if sender.send(result).is_err() || is_last {
                 return;
             }
-            thread::sleep(pause);
-            pause = (pause * 2).min(LONGEST);
+            pauses.pause();
         }
     };
     thread::Builder::new().name("looks up rank 0".to_owned()).spawn(repeat)?;
@@ -199,19 +198,26 @@ pub(super) fn connect(addresses: &[SocketAddr], until: Instant) -> io::Result<Tc
     }
 }
 
-/// The pauses between attempts to connect to rank 0, which become longer.
-pub(super) struct Pauses(Duration);
+/// The pauses between attempts to reach rank 0, which become longer.
+pub(super) struct Pauses {
+    next: Duration,
+    longest: Duration,
+}
 
 impl Default for Pauses {
     fn default() -> Self {
-        Self(SHORTEST)
+        Self::up_to(Duration::from_millis(250))
     }
 }
 
 impl Pauses {
+    const fn up_to(longest: Duration) -> Self {
+        Self { next: SHORTEST, longest }
+    }
+
     pub(super) fn pause(&mut self) {
-        thread::sleep(self.0);
-        self.0 = (self.0 * 2).min(Duration::from_millis(250));
+        thread::sleep(self.next);
+        self.next = (self.next * 2).min(self.longest);
     }
 }
 

@@ -20,7 +20,6 @@ pub(super) struct Calling<'w> {
     pub(super) world: &'w mut World,
     /// `None` once the call is over.
     pub(super) connections: Option<Box<Connections>>,
-    pub(super) is_over: bool,
 }
 
 impl Calling<'_> {
@@ -29,12 +28,11 @@ impl Calling<'_> {
         let failure = match result {
             Ok(result) => {
                 self.world.connections = self.connections.take();
-                self.is_over = true;
                 return Ok(result);
             }
             Err(failure) => failure,
         };
-        let Self { world, connections: Some(connections), is_over } = &mut self else {
+        let Self { world, connections: Some(connections) } = &mut self else {
             return Err(Error::Closed);
         };
         let mut failure = world.prefer_notice(connections, failure).await;
@@ -48,7 +46,7 @@ impl Calling<'_> {
             // An error means that the time is up.
             let _ = timeout(FAREWELL, Notices::new(&notice, connections)).await;
         }
-        *is_over = true;
+        self.connections = None;
         Err(error)
     }
 
@@ -60,12 +58,10 @@ impl Calling<'_> {
 
 impl Drop for Calling<'_> {
     fn drop(&mut self) {
-        if !self.is_over {
+        if let Some(connections) = &self.connections {
             let reason = if thread::panicking() { PANICKED } else { "its call was cancelled" };
             self.world.ranks.close(reason.to_owned());
-            if let (Some(notice), Some(connections)) =
-                (self.world.ranks.notice(), &self.connections)
-            {
+            if let Some(notice) = self.world.ranks.notice() {
                 // Posts the notices to all peers that have room for them.
                 let _ = pin!(Notices::new(&notice, connections))
                     .poll(&mut Context::from_waker(Waker::noop()));

@@ -2,23 +2,11 @@
 
 use super::*;
 
-/// A flood of strangers can replace a rank that has not answered the challenge yet.
-#[test]
-fn a_rank_that_is_dropped_before_it_has_joined_connects_again() {
-    let master = free_address();
-    let (root_settings, keys) = (settings(0, 2, master), Arc::new(Keys::new(b"")));
-    let root = root(&root_settings, &keys, LIMIT);
+/// Listens as rank 0, which joins no rank yet. Its listener blocks.
+fn listening<'s>(settings: &'s Settings, keys: &'s Arc<Keys>) -> Root<'s> {
+    let root = root(settings, keys, LIMIT);
     root.listener.set_nonblocking(false).unwrap();
-    thread::scope(|threads| {
-        let rank = spawn(threads, settings(1, 2, master));
-        let (stream, _) = root.listener.accept().unwrap();
-        let mut link = Link::new(stream, Arc::clone(&keys), true, Join::MOST).unwrap();
-        link.send(Kind::Challenge, &Nonce::default(), Instant::now()).unwrap();
-        drop(link);
-        root.listener.set_nonblocking(true).unwrap();
-        assert!(root.gather(Instant::now() + LIMIT).is_ok());
-        assert!(rank.join().unwrap().is_ok());
-    });
+    root
 }
 
 /// Accepts a process at the address of rank 0, and sends a challenge.
@@ -29,13 +17,27 @@ fn challenged(listener: &TcpListener, keys: &Arc<Keys>) -> Link {
     link
 }
 
+/// A flood of strangers can replace a rank that has not answered the challenge yet.
+#[test]
+fn a_rank_that_is_dropped_before_it_has_joined_connects_again() {
+    let master = free_address();
+    let (root_settings, keys) = (settings(0, 2, master), Arc::new(Keys::new(b"")));
+    let root = listening(&root_settings, &keys);
+    thread::scope(|threads| {
+        let rank = spawn(threads, settings(1, 2, master));
+        drop(challenged(&root.listener, &keys));
+        root.listener.set_nonblocking(true).unwrap();
+        assert!(root.gather(Instant::now() + LIMIT).is_ok());
+        assert!(rank.join().unwrap().is_ok());
+    });
+}
+
 /// Drops a rank after its own limit, and returns whether it has joined.
 fn joins_after_its_limit() -> bool {
     let master = free_address();
     let (root_settings, keys) = (settings(0, 2, master), Arc::new(Keys::new(b"")));
     let limit = Duration::from_millis(500);
-    let root = root(&root_settings, &keys, LIMIT);
-    root.listener.set_nonblocking(false).unwrap();
+    let root = listening(&root_settings, &keys);
     thread::scope(|threads| {
         let rank = threads.spawn(move || join_as(&settings(1, 2, master), limit));
         let link = challenged(&root.listener, &keys);
@@ -87,8 +89,7 @@ fn a_rank_that_is_dropped_again_and_again_gives_up() {
 fn a_rank_that_is_dropped_before_the_challenge_connects_again() {
     let master = free_address();
     let (root_settings, keys) = (settings(0, 2, master), Arc::new(Keys::new(b"")));
-    let root = root(&root_settings, &keys, LIMIT);
-    root.listener.set_nonblocking(false).unwrap();
+    let root = listening(&root_settings, &keys);
     thread::scope(|threads| {
         let rank = spawn(threads, settings(1, 2, master));
         drop(root.listener.accept().unwrap());
