@@ -215,7 +215,8 @@ pub enum Error {
         /// The address.
         address: IpAddr,
     },
-    /// Another listener, or another owner of a shared port, has the port.
+    /// Another listener, or another owner of a shared port, has the port. A forked child has it too, as with TCP, until
+    /// it executes another program or ends. With the kernel's rdma_cm, a child has no port.
     #[error("port {port} of `{device}` is in use: use another port, or 0 for any free one")]
     PortInUse {
         /// The port.

@@ -63,13 +63,6 @@ fn connections_by_address_end_the_same_at_both_ends() {
     println!("{}", simulated(seed, "--connections", CONNECTIONS));
 }
 
-#[test]
-fn each_message_of_the_communication_manager_is_lost_repeated_and_delayed() {
-    let total = sim::connections(41, 40).unwrap();
-    assert_eq!(total.unharmed(), Vec::<String>::new(), "{total}");
-    assert!(total.established > 0 && total.answered > 0 && total.deaths > 0, "{total}");
-}
-
 /// A FetchAdd through a window is in flight when its queue pair is destroyed, and arrives after the window was revoked.
 /// The model once mistook its refusal for an error.
 #[test]

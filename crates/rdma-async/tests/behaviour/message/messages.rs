@@ -367,11 +367,11 @@ fn a_message_beyond_the_limit_of_the_pool_of_the_peer_is_not_sent() {
         let error = client.send(&long).await.unwrap_err();
         let too_long = SendError::TooLong { length: limit + 1, limit: 6 << 20 };
         assert!(matches!(error, MessageError::NotSent(reason) if reason == too_long), "{error}");
-        // Nothing is fetched, so the pool does not limit the length.
-        let (client, server) = {
-            drop((client, server));
-            messages(&endpoint, Options::new().fetch_bytes(0)).await
-        };
+        // The pool of this endpoint has the same limit. It does not limit the length, because nothing is fetched.
+        drop((client, server));
+        let endpoint = self::endpoint("soft0");
+        endpoint.pool().as_blocking().set_limit(limit);
+        let (client, server) = messages(&endpoint, Options::new().fetch_bytes(0)).await;
         let (sent, received) = tokio::join!(client.send(&long), server.receive());
         sent.unwrap();
         assert!(*received.unwrap().unwrap() == long[..]);

@@ -22,8 +22,7 @@ pub(super) fn endpoint(device: &str) -> Endpoint {
 pub(super) async fn streams(endpoint: &Endpoint, options: Options) -> (Stream, Stream) {
     let listener = endpoint.listen_for_streams("127.0.0.1:0", options).await.unwrap();
     let client = endpoint.connect_stream(listener.local_addr(), options);
-    let (client, server) = tokio::join!(client, listener.accept());
-    (client.unwrap(), server.unwrap())
+    tokio::try_join!(client, listener.accept()).unwrap()
 }
 
 /// A stream whose peer is a plain connection with that many receives.
@@ -84,8 +83,7 @@ pub(super) fn check(at: u64, bytes: &[u8]) -> u64 {
 pub(super) async fn messages(endpoint: &Endpoint, options: Options) -> (Messages, Messages) {
     let listener = endpoint.listen_for_messages("127.0.0.1:0", options).await.unwrap();
     let client = endpoint.connect_messages(listener.local_addr(), options);
-    let (client, server) = tokio::join!(client, listener.accept());
-    (client.unwrap(), server.unwrap())
+    tokio::try_join!(client, listener.accept()).unwrap()
 }
 
 /// A message of this length.

@@ -82,6 +82,22 @@ impl Buffer {
         unsafe { self.piece(0, self.length) }
     }
 
+    // The methods of `[u8]` with these names would form a reference to the bytes, which a device may be writing.
+
+    /// Returns the length in bytes. Forms no reference to the bytes.
+    #[inline]
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Returns true if the buffer has no bytes.
+    #[inline]
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
     /// Returns a slice of the whole buffer, as a source for sends and writes.
     #[inline]
     #[must_use]
