@@ -60,6 +60,34 @@ impl<'a> GroupBuilder<'a> {
 
     /// Sets the number of this attempt to form the group, which must be the same on all ranks. After a failure, the
     /// ranks that join again pass the next number. Rank 0 then refuses processes of the failed group. Default: 0.
+    ///
+    /// # Examples
+    /// Rank 2 leaves, and the others continue without it:
+    /// ```
+    /// use rdma_group::{Error, Group};
+    ///
+    /// rdma_soft::install();
+    /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let join = |rank, size, epoch| {
+    ///     Group::builder(&pd, rank, size, "127.77.0.3:7473").epoch(epoch).join()
+    /// };
+    /// let run = |rank| {
+    ///     let mut group = join(rank, 3, 0)?;
+    ///     group.barrier()?;
+    ///     if rank == 2 {
+    ///         return Ok(());
+    ///     }
+    ///     let lost = group.barrier();
+    ///     assert!(matches!(lost, Err(Error::Lost { rank: 2, .. })), "{lost:?}");
+    ///     drop(group);
+    ///     join(rank, 2, 1)?.barrier()
+    /// };
+    /// std::thread::scope(|threads| {
+    ///     let ranks = [0, 1, 2].map(|rank| threads.spawn(move || run(rank)));
+    ///     ranks.into_iter().try_for_each(|rank| rank.join().unwrap())
+    /// })?;
+    /// # Ok::<(), rdma_group::Error>(())
+    /// ```
     pub const fn epoch(mut self, epoch: u64) -> Self {
         self.settings.epoch = epoch;
         self

@@ -295,7 +295,7 @@ fn hosts_in(list: &str, most: usize) -> Vec<String> {
     for name in names {
         let left = most.saturating_sub(hosts.len());
         let mut more = expanded(name, left);
-        if more.is_empty() {
+        if name.is_empty() || more.is_empty() {
             break;
         }
         hosts.append(&mut more);
@@ -311,11 +311,13 @@ fn expanded(name: &str, most: usize) -> Vec<String> {
     for part in name.split_inclusive(']') {
         let ends: Vec<_> = match part.split_once('[') {
             Some((before, numbers)) => {
-                let numbers = numbers.strip_suffix(']').unwrap_or(numbers);
-                let numbers = numbers.split(',').flat_map(numbers_in);
-                let ends = numbers.map(|number| format!("{before}{number}"));
+                let numbers = numbers.strip_suffix(']');
+                let ranges = numbers.and_then(|it| it.split(',').map(numbers_in).collect());
+                let ranges: Vec<_> = ranges.unwrap_or_default();
+                let ends = ranges.into_iter().flatten().map(|number| format!("{before}{number}"));
                 ends.take_while(is_host).take(most).collect()
             }
+            None if part.ends_with(']') => Vec::new(),
             None => vec![part.to_owned()],
         };
         let longer = names.iter().flat_map(|name| ends.iter().map(move |end| name.clone() + end));
@@ -328,12 +330,14 @@ fn expanded(name: &str, most: usize) -> Vec<String> {
     names
 }
 
-/// Returns the numbers of a range such as `03-05`, or a single one.
-fn numbers_in(range: &str) -> impl Iterator<Item = String> {
+/// Returns the numbers of a range such as `03-05`, or a single one. Returns `None` for other text.
+fn numbers_in(range: &str) -> Option<impl Iterator<Item = String>> {
     let (first, last) = range.split_once('-').unwrap_or((range, range));
-    let [start, end] = [first, last].map(|number| number.parse::<u64>().unwrap_or(0));
+    let number =
+        |text: &str| -> Option<u64> { if text.contains('+') { None } else { text.parse().ok() } };
+    let (start, end) = (number(first)?, number(last)?);
     let width = first.len().min(HOST_BYTES + 1);
-    (start..=end).map(move |number| format!("{number:0width$}"))
+    Some((start..=end).map(move |number| format!("{number:0width$}")))
 }
 
 #[cfg(test)]
@@ -394,7 +398,6 @@ mod tests {
             ("a,b[1-2]", "a"),
             ("n[7,9]-ib[0-3],x", "n7-ib0"),
             ("n[0012-0100]", "n0012"),
-            ("n[3", "n3"),
         ] {
             assert_eq!(hosts_in(list, 1), [first]);
         }
@@ -414,6 +417,11 @@ mod tests {
         let all = |list: &str| hosts_in(list, 100).join(" ");
         assert_eq!(all("a,n[3-1],b"), "a");
         assert_eq!(all("a,n[0-18446744073709551615]r[3-1]"), "a");
+        for wrong in [
+            "n[3", "n]", "n[]", "n[x]", "n[1-]", "n[-1]", "n[1-2-3]", "n[+1]", "n[1]]", "n[[1]", "",
+        ] {
+            assert_eq!(all(&format!("a,{wrong}")), "a", "{wrong}");
+        }
         let long = "x".repeat(HOST_BYTES - 1);
         assert_eq!(all(&format!("a,{long}[9-10]")), format!("a {long}9"));
         assert_eq!(all(&format!("a,n[{}]", "0".repeat(1_000_000))), "a");

@@ -495,7 +495,7 @@ pub(super) const STRESS: &[Step] = &[
         .with(&[("RDMA_TEST_MESSAGES", "1000000")]),
     tests("cargo test -p rdma-async --test behaviour idle_streams")
         .with(&[("RDMA_TEST_STREAMS", "10000")]),
-    tests("cargo test -p rdma-group --features async,serde --lib before_each_step")
+    tests("cargo test -p rdma-group --features async,serde --lib -- --include-ignored before_each_step a_thousand_ranks")
         .with(&[("RDMA_TEST_DEATHS", "all")]),
     run("cargo xtask sim --connections 5000"),
 ];

@@ -109,6 +109,7 @@ fn child() {
         "collectives" => crate::collectives::blocking::part(&mut builder.join().unwrap()),
         "few" => crate::collectives::few(&mut builder.join_limit(LIMIT).join().unwrap()),
         "death" => crate::failures::death(&mut builder.join().unwrap(), argument),
+        "outage" => crate::namespaces::outage(&mut builder.join().unwrap()),
         "launcher" => crate::launchers::part(&mut builder.join().unwrap(), argument),
         #[cfg(feature = "async")]
         "mixed" => {
