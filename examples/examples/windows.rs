@@ -45,8 +45,9 @@ fn lend(context: &Context, peer: &OtherEnd) -> Result<String, Failure> {
     let write = AccessFlags::new().with_remote_write();
     let bind = BindWindow::new(&mut window, PAGE / 2..PAGE, write)?.signaled(false);
     let remote = bind.remote();
-    own.memory[8..16].copy_from_slice(&remote.address().to_be_bytes());
-    let address = own.memory.get_ref(8, 8).ok_or("too short")?;
+    // Not the bytes before it, because a receive is using them.
+    let mut address = own.memory.get_mut(8, 8).ok_or("too short")?;
+    address.copy_from_slice(&remote.address().to_be_bytes());
     let elements = [address.gather_element()];
     let tell = SendWorkRequest::new(&elements).with_immediate(remote.rkey().get());
     // SAFETY: SAFETY.md F8: the window owns the page, and nothing changes the bytes of the address

@@ -75,6 +75,20 @@ impl<'r> SliceRef<'r> {
         Self { piece, borrow: PhantomData }
     }
 
+    /// Returns the length in bytes. Forms no reference to the bytes, so a request may be using them.
+    #[inline]
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.piece.length
+    }
+
+    /// Returns true if the slice has no bytes.
+    #[inline]
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Returns the domain of the region that the bytes belong to.
     #[inline]
     #[must_use]
@@ -110,6 +124,20 @@ impl<'r> SliceMut<'r> {
     #[inline]
     pub(crate) unsafe fn new(piece: Piece<'r>) -> Self {
         Self { piece, borrow: PhantomData }
+    }
+
+    /// Returns the length in bytes. Forms no reference to the bytes, so a request may be using them.
+    #[inline]
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.piece.length
+    }
+
+    /// Returns true if the slice has no bytes.
+    #[inline]
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// Returns the domain of the region that the bytes belong to.

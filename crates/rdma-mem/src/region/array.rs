@@ -57,6 +57,20 @@ impl ProtectionDomain {
 }
 
 impl<T: Pod> OwnedArray<T> {
+    /// Returns the length in values. Forms no reference to them, so a request may be using them.
+    #[inline]
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.region.len() / size_of::<T>()
+    }
+
+    /// Returns true if the array has no values.
+    #[inline]
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Returns a slice of `count` values starting at `index`, as a source for sends and writes.
     /// `None` unless all of the values are within the array.
     #[inline]

@@ -59,6 +59,20 @@ impl<M> LocalRegion<M> {
         self.0.close().map_err(|(registration, error)| (Self(registration), error))
     }
 
+    /// Returns the length in bytes. Forms no reference to the bytes, so a request may be using them.
+    #[inline]
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.0.length()
+    }
+
+    /// Returns true if the region has no bytes.
+    #[inline]
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Returns a slice of `length` bytes at `offset`, as a source for sends and writes. `None` if
     /// the bytes are not within the region.
     #[inline]

@@ -154,7 +154,7 @@ impl<M> Registration<M> {
     }
 
     #[inline]
-    pub(crate) fn length(&self) -> usize {
+    pub(crate) const fn length(&self) -> usize {
         self.length
     }
 

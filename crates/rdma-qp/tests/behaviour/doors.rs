@@ -75,7 +75,7 @@ struct Made {
     srq: NonNull<ibv_srq>,
     qp: NonNull<ibv_qp>,
     mr: NonNull<ibv_mr>,
-    memory: Box<[u64; 8]>,
+    memory: Vec<u64>,
 }
 
 impl Made {
@@ -105,7 +105,7 @@ impl Made {
         // SAFETY: SAFETY.md F2: a live domain and live queues.
         let qp = unsafe { (verbs().create_qp)(pd.as_ptr(), &raw mut init) };
         let qp = NonNull::new(qp).unwrap();
-        let mut memory = Box::new([0; 8]);
+        let mut memory = vec![0_u64; 8];
         let (start, flags) = (memory.as_mut_ptr().cast(), everything().bits().cast_signed());
         // SAFETY: SAFETY.md F8: memory that is freed after it is deregistered.
         let mr = unsafe { (verbs().reg_mr)(pd.as_ptr(), start, 64, flags) };

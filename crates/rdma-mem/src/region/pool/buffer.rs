@@ -82,9 +82,7 @@ impl Buffer {
         unsafe { self.piece(0, self.length) }
     }
 
-    // The methods of `[u8]` with these names would form a reference to the bytes, which a device may be writing.
-
-    /// Returns the length in bytes. Forms no reference to the bytes.
+    /// Returns the length in bytes. Forms no reference to the bytes, so a request may be using them.
     #[inline]
     #[must_use]
     pub const fn len(&self) -> usize {
@@ -95,7 +93,7 @@ impl Buffer {
     #[inline]
     #[must_use]
     pub const fn is_empty(&self) -> bool {
-        self.length == 0
+        self.len() == 0
     }
 
     /// Returns a slice of the whole buffer, as a source for sends and writes.

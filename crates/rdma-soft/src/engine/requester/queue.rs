@@ -135,10 +135,10 @@ impl SendQueue {
 
 /// Copies inline data to a queue's own memory, and returns the element for it.
 pub(crate) fn take_inline(room: &mut [u8], payload: Payload<'_>) -> Sge {
+    let (size, mut length) = (room.len() as u64, 0);
     let address = room.as_mut_ptr().expose_provenance() as u64;
-    let mut length = 0;
     for source in payload.inline_segments() {
-        let left = room.len() as u64 - length;
+        let left = size - length;
         // SAFETY: this is the rest of `room`, which is exclusively borrowed for the copy. Its provenance was exposed
         // above, and nothing else has accessed `room` since (SAFETY.md F7).
         let sink = unsafe { Segment::new(address + length, left) };
