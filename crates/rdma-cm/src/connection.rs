@@ -180,7 +180,8 @@ impl ConnectionId {
     }
 }
 
-/// A connection that this end has disconnected. It may be dropped: the peer is notified anyway.
+/// A connection that this end has disconnected. It may be dropped: the peer is notified. A message that another host has
+/// not received is repeated while the channel exists and a thread waits for its events. [`wait`](Self::wait) does this.
 #[derive(Debug)]
 pub struct Disconnecting {
     queue_pair: QueuePair,

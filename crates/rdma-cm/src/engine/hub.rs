@@ -65,7 +65,7 @@ enum Receiver {
     Listener(ServiceId),
     Slot(u16),
     All,
-    /// The MAD belongs to no connection. Any channel answers it.
+    /// The MAD belongs to no connection. The channel whose thread has read it answers.
     Any,
 }
 
@@ -111,7 +111,8 @@ impl Hub {
         Ok(Some(hub))
     }
 
-    fn pass_on(&self, mad: &AddressedMad) {
+    /// Passes on a MAD. If it is for no channel, `reader` gets it: the thread that has read it handles it next.
+    fn pass_on(&self, mad: &AddressedMad, reader: &Inbox) {
         let routes = locked(&self.routes);
         let slot = match Receiver::of(&mad.mad) {
             Receiver::All => return routes.inboxes.values().for_each(|inbox| inbox.put(mad)),
@@ -120,9 +121,7 @@ impl Hub {
             Receiver::Any => None,
         };
         let inbox = slot.and_then(|slot| routes.inboxes.get(&slot));
-        if let Some(inbox) = inbox.or_else(|| routes.inboxes.values().next()) {
-            inbox.put(mad);
-        }
+        inbox.map_or(reader, |inbox| inbox).put(mad);
     }
 }
 
@@ -180,7 +179,7 @@ impl Member {
     pub(super) fn receive(&self) -> VecDeque<AddressedMad> {
         let messages = (0..READS).map_while(|_| self.hub.mads.receive());
         messages.for_each(|message| match message {
-            mads::Message::Mad(mad) => self.hub.pass_on(&mad),
+            mads::Message::Mad(mad) => self.hub.pass_on(&mad, &self.inbox),
             mads::Message::Alarm => {
                 locked(&self.hub.routes).inboxes.values().for_each(|inbox| inbox.ring());
             }
@@ -240,7 +239,9 @@ pub(super) mod tests {
     use std::thread;
     use std::time::Duration;
 
+    use rdma_proto::cm::wire::Dreq;
     use rdma_soft::Builder;
+    use rdma_types::Qpn;
     use test_support::rig::fork::Child;
 
     use super::*;
@@ -251,6 +252,33 @@ pub(super) mod tests {
         let name = format!("alone{number}");
         Builder::new(&name).gids([]).listen(ip.to_string()).install().unwrap();
         (rdma_mem::open_device(&name).unwrap(), ip)
+    }
+
+    /// Another channel may never read its messages.
+    #[test]
+    fn a_message_for_no_channel_is_handled_by_the_one_that_has_read_it() {
+        let ((near, to), (far, from)) = (host(8), host(9));
+        let [idle, reader, sender] =
+            [&near, &near, &far].map(|context| Member::join(context).unwrap().unwrap());
+        let unknown = CommId::new(u32::from(SLOTS - 1) << 20);
+        let dreq = Dreq {
+            local_id: unknown,
+            remote_id: unknown,
+            remote_qpn: Qpn::masked(1),
+            private_data: &[],
+        };
+        let mad = Mad { tid: 1, message: Message::Dreq(dreq) }.emit().unwrap();
+        let to = Address::Gid(Gid::from_ipv4(to));
+        sender.send(Gid::from_ipv4(from), &Transmit { to, mad });
+        let read = loop {
+            let read = reader.receive();
+            if !read.is_empty() {
+                break read;
+            }
+            thread::yield_now();
+        };
+        assert_eq!(read.len(), 1);
+        assert!(idle.inbox.take_all().is_empty());
     }
 
     #[test]

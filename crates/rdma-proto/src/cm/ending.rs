@@ -38,15 +38,17 @@ impl Manager {
 
     /// Returns the connection that a REJ is for, and its state.
     fn rejected(&self, from: Address, rej: &Rej<'_>) -> Option<(CommId, State)> {
-        // A sender that gives up its REQ knows only its own ID, and proves it with its GUID.
+        // A sender that gives up its REQ knows only its own ID, and proves it with its GUID. Once it has confirmed the
+        // connection, it knows both.
         let is_cancelled = rej.remote_id == CommId::NONE && rej.rejection.reason == Reason::TIMEOUT;
         let id = if is_cancelled { self.table.by_peer(from, rej.local_id)? } else { rej.remote_id };
         let connection = self.table.get(id)?;
         // The sender of a REQ does not know the peer's ID yet.
         let matches = connection.has(from, rej.local_id)
             || connection.state == State::ReqSent && connection.peer == from;
-        let proved = !is_cancelled || rej.rejection.info == connection.remote_guid.as_bytes();
-        (matches && proved).then_some((id, connection.state))
+        let is_unconfirmed = matches!(connection.state, State::ReqReceived | State::RepSent);
+        let proved = is_unconfirmed && rej.rejection.info == connection.remote_guid.as_bytes();
+        (matches && (proved || !is_cancelled)).then_some((id, connection.state))
     }
 
     pub(super) fn receive_dreq<'a>(

@@ -144,3 +144,19 @@ fn unmatched_messages_change_nothing_in_any_state() {
         changes_nothing(state, None, Message::Dreq(dreq));
     }
 }
+
+/// The sender knows both IDs as soon as it has received the REP.
+#[test]
+fn a_request_is_withdrawn_without_the_id_of_its_receiver_until_its_sender_confirms() {
+    for state in STATES {
+        let (mut pair, side) = in_state(state);
+        let peer = pair.end(side.other());
+        let (from, local_id) = (peer.address, peer.last);
+        let guid = Guid::from_u64(if side == Right { 1 } else { 2 }).to_bytes();
+        let rejection = Rejection { info: &guid, ..Rejection::new(Reason::TIMEOUT) };
+        let (remote_id, subject) = (CommId::NONE, Subject::Req);
+        let rej = Message::Rej(Rej { local_id, remote_id, subject, rejection });
+        let ends = matches!(state, State::ReqReceived | State::RepSent);
+        assert_eq!(pair.deliver(side, from, rej).len(), usize::from(ends), "{state:?}");
+    }
+}
