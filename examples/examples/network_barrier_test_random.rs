@@ -1,6 +1,6 @@
 //! Processes, whose hosts are in a configuration file, wait for each other many times. Rank 1 is late by a random time.
 //! The code was written for the published crate `ibverbs-rs`. Only the `use` lines, the choice of the device, the
-//! command line and the output differ, and `?` replaces `unwrap`.
+//! command line, the random numbers and the output differ. It does not wait for input, and `?` replaces `unwrap`.
 
 use std::fs;
 use std::path::PathBuf;

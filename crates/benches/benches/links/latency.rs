@@ -16,7 +16,9 @@ const ROUND_WAKES: u64 = 1_000;
 pub(crate) enum Waits {
     /// Like `ib_send_lat`: its own SEND, then a message.
     Sends,
-    /// The same on an unreliable connection.
+    /// A message while its own SEND is in flight. A barrier of two processes with a completion at each end does no less.
+    CrossingSends,
+    /// Like [`Sends`](Self::Sends), on an unreliable connection.
     UnreliableSends,
     /// Like `ib_write_lat`: its own WRITE, then a word that the peer writes.
     Writes,
@@ -33,6 +35,8 @@ impl Ends {
         println!("ib_send_lat, UC              {unreliable:>8.2}");
         println!("ib_send_lat, RC              {reliable:>8.2}   {:.2}", reliable / unreliable);
         println!("ib_write_lat, RC             {writes:>8.2}   {:.2}", writes / unreliable);
+        let [crossing] = self.medians([Waits::CrossingSends].map(Work::Waits)).map(trips);
+        println!("two SENDs that cross, RC     {:>8.2}", 2.0 * crossing);
         let reads = |time: std::time::Duration| time.as_secs_f64() * 1e6 / ROUND_WAKES as f64;
         let [short, long] = self.medians([8, 4096].map(Waits::Reads).map(Work::Waits)).map(reads);
         println!("READ of 8 bytes, the peer sleeps       {short:>8.2}");
@@ -42,6 +46,7 @@ impl Ends {
     pub(crate) fn wait_for(&self, waits: Waits, first: bool) {
         match waits {
             Waits::Sends | Waits::UnreliableSends => self.send_and_wait(waits, first),
+            Waits::CrossingSends => self.send_across(),
             Waits::Writes => self.write_and_wait(first),
             Waits::Reads(length) if first => self.read_and_wait(length.into()),
             // The other process reads, and this one sleeps.
@@ -71,6 +76,23 @@ impl Ends {
         if !first {
             side.qp.post(&send);
             one(&side.send_cq);
+        }
+        self.meet();
+    }
+
+    fn send_across(&self) {
+        let side = &self.side;
+        let sge = [self.memory.sge(0, 8)];
+        let send = Wr::send(0, &sge);
+        (0..16).for_each(|n| side.qp.post_receive(n, &sge));
+        self.meet();
+        for trip in 0..ROUND_TRIPS {
+            side.qp.post(&send);
+            one(&side.receive_cq);
+            one(&side.send_cq);
+            if trip + 16 < ROUND_TRIPS {
+                side.qp.post_receive(0, &sge);
+            }
         }
         self.meet();
     }

@@ -188,7 +188,8 @@ impl Work {
             Self::Waits(Waits::Sends) => WAITS,
             Self::Waits(Waits::UnreliableSends) => WAITS + 1,
             Self::Waits(Waits::Writes) => WAITS + 2,
-            Self::Waits(Waits::Reads(length)) => WAITS + 3 + u64::from(length),
+            Self::Waits(Waits::CrossingSends) => WAITS + 3,
+            Self::Waits(Waits::Reads(length)) => WAITS + 4 + u64::from(length),
             Self::Mapped(mapped) => MAPPED + mapped.to_number(),
         };
         number.to_le_bytes()
@@ -210,7 +211,8 @@ impl Work {
                 0 => Waits::Sends,
                 1 => Waits::UnreliableSends,
                 2 => Waits::Writes,
-                length => Waits::Reads(u16::try_from(length - 3).unwrap()),
+                3 => Waits::CrossingSends,
+                length => Waits::Reads(u16::try_from(length - 4).unwrap()),
             }),
         }
     }

@@ -14,7 +14,7 @@ use rdma_group::{BarrierAlgorithm, Error, Group, GroupBuilder, Reduction, aio};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::collectives::{LENGTHS_AT_ENDS, asynchronous, blocking};
-use crate::ranks::{LIMIT, domain, free_address, processes, text};
+use crate::ranks::{LIMIT, domain, free_address, named, processes, text};
 
 /// Returns the runtime that all ranks of this process share.
 fn runtime() -> &'static Runtime {
@@ -223,8 +223,8 @@ fn a_block_with_different_lengths_at_its_ends_is_a_mismatch_on_both_asynchronous
 #[test]
 fn different_collectives_without_messages_between_asynchronous_ranks_are_named() {
     let part = |group: &mut aio::Group| match group.rank() {
-        1 => text(wait(group.barrier())),
-        _ => text(wait(group.all_gather(&mut [1_u8; 3]))),
+        1 => named(wait(group.barrier()), 1, 1, |rank| group.host(rank)),
+        own => named(wait(group.all_gather(&mut [1_u8; 3])), own, 1, |rank| group.host(rank)),
     };
     for error in mixed(3, |_| true, |_| unreachable!(), part) {
         assert!(error.contains("barrier (call 0 ") && error.contains("all_gather (call 0 "));
@@ -258,7 +258,7 @@ fn different_algorithms_of_barriers_are_named_on_asynchronous_ranks() {
     let part = |group: &mut aio::Group| {
         wait(group.barrier()).unwrap();
         let algorithm = if group.rank() == 0 { one } else { other };
-        text(wait(group.barrier_with(algorithm)))
+        named(wait(group.barrier_with(algorithm)), group.rank(), 0, |rank| group.host(rank))
     };
     for error in mixed(3, |_| true, |_| unreachable!(), part) {
         let named = |algorithm| error.contains(&format!(", {algorithm:?})"));

@@ -9,7 +9,7 @@ use test_support::program::in_own_process;
 use test_support::rig::fork::Child;
 
 use crate::collectives::{LENGTHS_AT_ENDS, blocking};
-use crate::ranks::{domain, free_address, processes, text, threads};
+use crate::ranks::{domain, free_address, named, processes, text, threads};
 
 /// The number of steps at which [`death`] can occur.
 const STEPS: usize = 8;
@@ -77,17 +77,17 @@ fn a_rank_that_leaves_is_lost_if_others_need_it() {
     }
 }
 
-/// Ranks whose calls differ. Some rank names both calls, and the others name that rank.
-fn differ(expected: &[&str], part: impl Fn(&mut Group) -> Result<(), Error> + Sync) {
-    let results = threads(3, |group| {
+/// Ranks whose calls differ: that of one rank from those of the others. Some rank names both calls, and the others name
+/// that rank.
+fn differ(odd: usize, expected: &[&str], part: impl Fn(&mut Group) -> Result<(), Error> + Sync) {
+    let errors = threads(3, |group| {
         group.barrier().unwrap();
         let result = part(group).and_then(|()| group.barrier());
         assert!(matches!(group.barrier(), Err(Error::Closed)));
-        result
+        named(result, group.rank(), odd, |rank| group.host(rank))
     });
-    let errors: Vec<_> = results.into_iter().map(text).collect();
-    let named = |error: &String| expected.iter().all(|part| error.contains(part));
-    assert!(errors.iter().any(named), "{errors:?}");
+    let names_both = |error: &String| expected.iter().all(|part| error.contains(part));
+    assert!(errors.iter().any(names_both), "{errors:?}");
     for error in errors {
         let is_told = error.contains(" has closed the group: ");
         assert!(error.contains(" called ") || is_told, "{error}");
@@ -97,7 +97,7 @@ fn differ(expected: &[&str], part: impl Fn(&mut Group) -> Result<(), Error> + Sy
 
 #[test]
 fn different_lengths_are_named() {
-    differ(&["all_reduce", "5 elements of f32, Sum", "4 elements of f32, Sum"], |group| {
+    differ(1, &["all_reduce", "5 elements of f32, Sum", "4 elements of f32, Sum"], |group| {
         let length = if group.rank() == 1 { 5 } else { 4 };
         group.all_reduce(&mut vec![1.0_f32; length], Reduction::Sum)
     });
@@ -105,7 +105,7 @@ fn different_lengths_are_named() {
 
 #[test]
 fn different_collectives_are_named() {
-    differ(&["all_reduce (call 1 ", "all_gather (call 1 "], |group| match group.rank() {
+    differ(2, &["all_reduce (call 1 ", "all_gather (call 1 "], |group| match group.rank() {
         2 => group.all_gather(&mut [1_u8; 3]),
         _ => group.all_reduce(&mut [1_u8; 3], Reduction::Sum),
     });
@@ -114,7 +114,7 @@ fn different_collectives_are_named() {
 /// Ranks 0 and 1 wait for each other, and rank 2 waits for rank 0.
 #[test]
 fn different_collectives_without_messages_between_their_ranks_are_named() {
-    differ(&[" called barrier (call 1 ", " called all_gather (call 1 "], |group| {
+    differ(1, &[" called barrier (call 1 ", " called all_gather (call 1 "], |group| {
         if group.rank() == 1 { group.barrier() } else { group.all_gather(&mut [1_u8; 3]) }
     });
 }
@@ -139,7 +139,7 @@ fn different_collectives_of_a_subgroup_without_rank_0_are_named_on_both_ranks() 
 
 #[test]
 fn a_call_that_one_rank_has_left_out_is_named() {
-    differ(&["barrier (call 1 ", "barrier (call 2 "], |group| match group.rank() {
+    differ(0, &["barrier (call 1 ", "barrier (call 2 "], |group| match group.rank() {
         0 => Ok(()),
         _ => group.broadcast(1, &mut [0_u8]),
     });
@@ -147,7 +147,7 @@ fn a_call_that_one_rank_has_left_out_is_named() {
 
 #[test]
 fn different_types_and_reductions_are_named() {
-    differ(&["of u32, Min", "of i32, Max"], |group| match group.rank() {
+    differ(0, &["of u32, Min", "of i32, Max"], |group| match group.rank() {
         0 => group.all_reduce(&mut [1_u32], Reduction::Min),
         _ => group.all_reduce(&mut [1_i32], Reduction::Max),
     });
@@ -155,7 +155,7 @@ fn different_types_and_reductions_are_named() {
 
 #[test]
 fn different_lengths_of_blocks_are_named() {
-    differ(&["gather (call 1 ", ", counts ", " called gather "], |group| match group.rank() {
+    differ(1, &["gather (call 1 ", ", counts ", " called gather "], |group| match group.rank() {
         1 => group.gather_v(0, &mut [0_u8; 3], &[1, 1, 1]),
         _ => group.gather_v(0, &mut [0_u8; 3], &[0, 1, 2]),
     });
@@ -166,16 +166,18 @@ fn different_lengths_of_blocks_are_named() {
 fn different_algorithms_of_barriers_are_named() {
     let [one, other] = [BarrierAlgorithm::Centralized, BarrierAlgorithm::Dissemination];
     let text = |algorithm| format!(", {algorithm:?})");
-    differ(&[&text(one), &text(other)], |group| {
+    differ(0, &[&text(one), &text(other)], |group| {
         group.barrier_with(if group.rank() == 0 { one } else { other })
     });
 }
 
 #[test]
 fn elements_of_different_long_types_are_named() {
-    differ(&["2 elements of 512 bytes", "2 elements of 256 bytes"], |group| match group.rank() {
-        0 => group.broadcast(0, &mut [[0_u8; 512]; 2]),
-        _ => group.broadcast(0, &mut [[0_u8; 256]; 2]),
+    differ(0, &["2 elements of 512 bytes", "2 elements of 256 bytes"], |group| {
+        match group.rank() {
+            0 => group.broadcast(0, &mut [[0_u8; 512]; 2]),
+            _ => group.broadcast(0, &mut [[0_u8; 256]; 2]),
+        }
     });
 }
 

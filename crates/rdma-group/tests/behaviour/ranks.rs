@@ -125,3 +125,23 @@ fn child() {
 pub(crate) fn text<T>(result: Result<T, Error>) -> String {
     result.err().unwrap().to_string()
 }
+
+/// Checks the rank and the host that an error about different calls names. Returns its message. `odd` is the rank whose
+/// call differs from those of all others.
+pub(crate) fn named<T>(
+    result: Result<T, Error>,
+    own: usize,
+    odd: usize,
+    host: impl Fn(usize) -> Option<String>,
+) -> String {
+    let error = result.err().unwrap();
+    let (Error::Mismatch { rank, host: found, .. } | Error::Failed { rank, host: found, .. }) =
+        &error
+    else {
+        panic!("{error}")
+    };
+    assert_eq!(Some(found), host(*rank).as_ref());
+    let is_mismatch = matches!(error, Error::Mismatch { .. });
+    assert!(!is_mismatch || (own == odd) != (*rank == odd), "rank {own}: {error}");
+    error.to_string()
+}

@@ -1,7 +1,7 @@
 //! The time of collectives by the number of ranks, on a network without random delays.
 
 use rdma_group::BarrierAlgorithm;
-use rdma_group::simulation::{Blocks, Collective, Member, Schedule};
+use rdma_group::simulation::{Algorithm, Blocks, Collective, Member, Schedule};
 
 use super::network::Network;
 use super::rank::Rank;
@@ -27,26 +27,32 @@ pub fn growth(sizes: &[usize]) -> Vec<Growth> {
     let all_reduce = |_| Collective::AllReduce { is_commutative: true };
     let all_gather = |size| Collective::AllGather { blocks: Blocks::even(size, size) };
     vec![
-        of("barrier, dissemination", sizes, 0, |_| barrier(BarrierAlgorithm::Dissemination)),
-        of("barrier, binary tree", sizes, 0, |_| barrier(BarrierAlgorithm::BinaryTree)),
-        of("barrier, centralized", sizes, 0, |_| barrier(BarrierAlgorithm::Centralized)),
-        of("all_reduce of 8 B", sizes, 8, all_reduce),
-        of("all_reduce of 1 MiB", sizes, LONG, all_reduce),
-        of("all_gather of 1 MiB", sizes, LONG, all_gather),
+        of("barrier, dissemination", sizes, 0, None, |_| barrier(BarrierAlgorithm::Dissemination)),
+        of("barrier, binary tree", sizes, 0, None, |_| barrier(BarrierAlgorithm::BinaryTree)),
+        of("barrier, centralized", sizes, 0, None, |_| barrier(BarrierAlgorithm::Centralized)),
+        of("all_reduce of 8 B", sizes, 8, None, all_reduce),
+        of("all_reduce of 1 MiB", sizes, LONG, None, all_reduce),
+        of("all_gather of 1 MiB", sizes, LONG, None, all_gather),
+        of("all_reduce of 1 MiB, a ring", sizes, LONG, Some(Algorithm::Ring), all_reduce),
     ]
 }
 
+/// Runs a collective by an algorithm, or by the one that the ranks choose.
 fn of(
     name: &'static str,
     sizes: &[usize],
     bytes: usize,
+    algorithm: Option<Algorithm>,
     collective: impl Fn(usize) -> Collective,
 ) -> Growth {
     let time = |size: usize| {
         // An element of a long buffer stands for a block, so that the simulation needs little memory.
         let (len, element_bytes) = if bytes < LONG { (bytes / 8, 8) } else { (size, bytes / size) };
         let collective = collective(size);
-        time(size, (len, element_bytes), |member| collective.schedule(member, len, element_bytes))
+        time(size, (len, element_bytes), |member| match algorithm {
+            Some(algorithm) => collective.schedule_by(algorithm, member, len),
+            None => collective.schedule(member, len, element_bytes),
+        })
     };
     Growth { name, times: sizes.iter().map(|size| (*size, time(*size))).collect() }
 }
@@ -69,8 +75,6 @@ fn time(
 
 #[cfg(test)]
 mod tests {
-    use rdma_group::simulation::Algorithm;
-
     use super::super::network::{BYTES_IN_TWO, LATENCY, OVERHEAD};
     use super::*;
 
@@ -122,6 +126,9 @@ mod tests {
                     "all_reduce of 8 B" => {
                         let most = (log2 + odd) * round(8);
                         assert!(time == most || odd == 1 && time < most, "{size}: {time}");
+                    }
+                    "all_reduce of 1 MiB, a ring" => {
+                        assert_eq!(time, 2 * (size as u64 - 1) * round(LONG / size), "{size}");
                     }
                     _ => assert!(time >= round(0), "{name}, {size}"),
                 }
