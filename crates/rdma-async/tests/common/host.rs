@@ -43,9 +43,9 @@ impl Host {
     /// Both ends of a connection.
     pub(crate) async fn pair(&self) -> (Connection, Connection) {
         let (listener, address) = self.listen().await;
-        let (client, server) =
-            tokio::join!(self.driver.connect(address, self.options()), listener.accept());
-        (client.unwrap().0, server.unwrap())
+        let connect = self.driver.connect(address, self.options());
+        let ((client, _), server) = tokio::try_join!(connect, listener.accept()).unwrap();
+        (client, server)
     }
 
     /// Both ends of a connection without a control connection.

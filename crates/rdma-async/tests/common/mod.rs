@@ -119,9 +119,8 @@ impl Pair {
         };
         let listener = driver.listen("127.0.0.1:0", options()).await.unwrap();
         let connect = driver.connect(listener.local_addr(), options());
-        let (one, other) = tokio::join!(connect, listener.accept());
+        let ((one, _), other) = tokio::try_join!(connect, listener.accept()).unwrap();
         let board = pd.allocate_shared_region(4096, all()).unwrap();
-        let (one, other) = (one.unwrap().0, other.unwrap());
         (Self { one, other, board, pool: BufferPool::new(&pd), pd, driver }, listener)
     }
 

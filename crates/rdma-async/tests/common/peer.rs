@@ -1,5 +1,6 @@
 //! A hand-made peer, which can send any bytes after the handshake.
 
+use std::io;
 use std::net::SocketAddr;
 
 use rdma_async::{Connection, ConnectionOptions, PreparedConnection};
@@ -30,23 +31,23 @@ pub(crate) fn offer(number: u32, epoch: u32, endpoint: &QueuePairEndpoint) -> Ve
 }
 
 impl Peer {
-    pub(crate) async fn connect(host: &Host, address: SocketAddr) -> Self {
+    async fn connect(host: &Host, address: SocketAddr) -> io::Result<Self> {
         let prepared = host.driver.prepare(host.pd.create_qp().access(super::all())).unwrap();
         let socket = TcpSocket::new_v4().unwrap();
         // Small, so that it is soon full if it is not read.
         socket.set_recv_buffer_size(1 << 12).unwrap();
-        let mut stream = socket.connect(address).await.unwrap();
+        let mut stream = socket.connect(address).await?;
         // HELLO of an end that watches, and that sends frames.
         let hello = [b"RDRV\0\x02\x03\x01\0\0".as_slice(), &prepared.endpoint().to_bytes()];
-        stream.write_all(&hello.concat()).await.unwrap();
+        stream.write_all(&hello.concat()).await?;
         let mut answer = [0; 10 + ENDPOINT];
-        stream.read_exact(&mut answer).await.unwrap();
+        stream.read_exact(&mut answer).await?;
         let connection = handshake(prepared, &answer[10..]);
-        stream.write_all(b"RDRV\0\x02\0\x03\0\0").await.unwrap();
+        stream.write_all(b"RDRV\0\x02\0\x03\0\0").await?;
         let mut accept = [0; 10];
-        stream.read_exact(&mut accept).await.unwrap();
+        stream.read_exact(&mut accept).await?;
         assert_eq!(&accept, b"RDRV\0\x02\x03\x04\0\0");
-        Self { stream, connection }
+        Ok(Self { stream, connection })
     }
 
     pub(crate) async fn say(&mut self, bytes: &[u8]) {
@@ -73,10 +74,17 @@ pub(crate) async fn pair(host: &Host) -> (Peer, Connection) {
     pair_with(host, host.options().rendezvous_timeout(HANG)).await
 }
 
-/// Like [`pair`], with these options.
+/// Like [`pair`], with these options. Connecting must fit into their time limit. On a busy machine, it may need several
+/// attempts.
 pub(crate) async fn pair_with(host: &Host, options: ConnectionOptions) -> (Peer, Connection) {
-    let listener = host.driver.listen("127.0.0.1:0", options).await.unwrap();
-    let (peer, server) =
-        tokio::join!(Peer::connect(host, listener.local_addr()), listener.accept());
-    (peer, server.unwrap())
+    let mut failed = 0;
+    loop {
+        let listener = host.driver.listen("127.0.0.1:0", options.clone()).await.unwrap();
+        let accept = async { listener.accept().await.map_err(io::Error::other) };
+        match tokio::try_join!(Peer::connect(host, listener.local_addr()), accept) {
+            Ok(pair) => break pair,
+            Err(error) => assert!(failed < 30, "{error}"),
+        }
+        failed += 1;
+    }
 }

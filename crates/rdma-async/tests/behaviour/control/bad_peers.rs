@@ -4,11 +4,11 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::time::Duration;
 
-use rdma_async::{CloseReason, ConnectError, TransportError};
+use rdma_async::{CloseReason, ConnectError, Connection, TransportError};
 use rdma_qp::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::common::peer::{ENDPOINT, handshake, head, offer, pair, pair_with};
+use crate::common::peer::{ENDPOINT, Peer, handshake, head, offer, pair, pair_with};
 use crate::control::{Host, run};
 
 #[test]
@@ -93,54 +93,55 @@ fn frames_about_unknown_connections_change_nothing() {
     });
 }
 
-/// A client that offers a queue pair, but neither completes nor withdraws it.
+/// Offers a queue pair for a connection, and connects it when the server answers.
+async fn offered(host: &Host, peer: &mut Peer, number: u32, epoch: u32) -> Connection {
+    let offered = host.driver.prepare(host.pd.create_qp()).unwrap();
+    peer.say(&offer(number, epoch, &offered.endpoint())).await;
+    loop {
+        let (kind, answered, endpoint) = peer.hear().await;
+        if (kind, answered) == (2, epoch) {
+            break handshake(offered, &endpoint);
+        }
+    }
+}
+
+/// A client that offers a queue pair, but neither completes nor withdraws it. On a busy machine, each step may need
+/// several attempts, because the server's attempt may time out earlier.
 #[test]
 fn an_abandoned_offer_times_out() {
     run(|| async {
         let host = Host::new("soft0");
         let options = host.options().rendezvous_timeout(Duration::from_secs(2));
         let (mut peer, server) = pair_with(&host, options).await;
-        let prepare = || host.driver.prepare(host.pd.create_qp()).unwrap();
-        let reconnect = async || server.reconnect().await;
+        let mut epochs = 5..;
         for is_withdrawn in [true, false] {
-            let offered = prepare();
-            let told = offered.endpoint();
-            let epoch = if is_withdrawn { 5 } else { 6 };
-            let (late, ()) = tokio::join!(reconnect(), async {
-                peer.say(&offer(0, epoch, &told)).await;
-                loop {
-                    let (kind, answered, endpoint) = peer.hear().await;
-                    if kind == 2 {
-                        assert_eq!(answered, epoch);
-                        drop(handshake(offered, &endpoint));
-                        break;
+            for epoch in epochs.by_ref() {
+                let mut abandons = pin!(async {
+                    drop(offered(&host, &mut peer, 0, epoch).await);
+                    if is_withdrawn {
+                        peer.say(&head(4, 0, epoch)).await;
                     }
-                }
-                if is_withdrawn {
-                    peer.say(&head(4, 0, epoch)).await;
-                }
-            });
-            let late = late.unwrap_err();
-            assert!(matches!(late, ConnectError::Timeout { .. }), "{late}");
-        }
-        // The server does not answer an offer that is withdrawn or too old. Then the client completes one. On a busy
-        // machine, it may need several attempts.
-        for number in 9.. {
-            let offered = prepare();
-            let told = offered.endpoint();
-            let mut complete = pin!(async {
-                peer.say(&offer(0, number, &told)).await;
-                let endpoint = loop {
-                    let (kind, epoch, endpoint) = peer.hear().await;
-                    if (kind, epoch) == (2, number) {
-                        break endpoint;
-                    }
+                });
+                let mut reconnected = pin!(server.reconnect());
+                let (late, is_answered) = tokio::select! {
+                    () = &mut abandons => (reconnected.await, true),
+                    late = &mut reconnected => (late, false),
                 };
-                let connected = handshake(offered, &endpoint);
+                let late = late.unwrap_err();
+                assert!(matches!(late, ConnectError::Timeout { .. }), "{late}");
+                if is_answered {
+                    break;
+                }
+            }
+        }
+        // The server does not answer an offer that is withdrawn or too old. Then the client completes one.
+        for number in epochs.skip(2) {
+            let mut complete = pin!(async {
+                let connected = offered(&host, &mut peer, 0, number).await;
                 peer.say(&head(3, 0, number)).await;
                 connected
             });
-            let mut reconnected = pin!(reconnect());
+            let mut reconnected = pin!(server.reconnect());
             let (epoch, connected) = tokio::select! {
                 connected = &mut complete => (reconnected.await, Some(connected)),
                 epoch = &mut reconnected => (epoch, None),
@@ -166,8 +167,6 @@ fn an_end_right_after_ready_is_noticed() {
         let host = Host::new("soft0");
         for (number, leaves) in [(0, false), (0, true), (3, false), (3, true)] {
             let (mut peer, server) = pair(&host).await;
-            let offered = host.driver.prepare(host.pd.create_qp()).unwrap();
-            let told = offered.endpoint();
             let reconnect = async {
                 match number {
                     0 => server.reconnect().await.map(|_| server.clone()),
@@ -175,14 +174,7 @@ fn an_end_right_after_ready_is_noticed() {
                 }
             };
             let (again, connected) = tokio::join!(reconnect, async {
-                peer.say(&offer(number, 1, &told)).await;
-                let endpoint = loop {
-                    let (kind, epoch, endpoint) = peer.hear().await;
-                    if (kind, epoch) == (2, 1) {
-                        break endpoint;
-                    }
-                };
-                let connected = handshake(offered, &endpoint);
+                let connected = offered(&host, &mut peer, number, 1).await;
                 let last = if leaves { Vec::new() } else { head(4, number, 1) };
                 peer.say(&[head(3, number, 1), last].concat()).await;
                 if leaves {
