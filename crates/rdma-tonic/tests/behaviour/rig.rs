@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::process::{Child, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use greeter::proto::greeter_client::GreeterClient;
 use greeter::proto::greeter_server::{Greeter, GreeterServer};
@@ -20,6 +21,9 @@ use tokio::task::JoinHandle;
 use tokio_stream::StreamExt as _;
 use tonic::transport::{Channel, Server};
 use tonic::{Request, Response, Status, Streaming};
+
+/// A time that is only exceeded by a hang.
+pub(crate) const HANG: Duration = Duration::from_secs(60);
 
 /// Runs this on several threads.
 pub(crate) fn run<T>(work: impl Future<Output = T>) -> T {
@@ -52,8 +56,8 @@ pub(crate) async fn streams() -> (Stream, HttpStream) {
     let endpoint = endpoint();
     let (mut incoming, address) = bind(&endpoint).await;
     let client = endpoint.connect_stream(address, Options::new());
-    let (client, server) = tokio::join!(client, incoming.accept());
-    (client.unwrap(), server.unwrap().0)
+    let (client, (server, _)) = tokio::try_join!(client, incoming.accept()).unwrap();
+    (client, server)
 }
 
 /// The largest message of the tests.
