@@ -296,9 +296,9 @@ fn other_version(version: u16) -> String {
 
 #[test]
 fn a_rank_of_another_version_is_named_on_rank_0() {
-    let master = free_address();
-    let (settings, keys) = (settings(0, 2, master), Arc::new(Keys::new(b"")));
     for version in [VERSION - 1, VERSION + 1] {
+        let master = free_address();
+        let (settings, keys) = (settings(0, 2, master), Arc::new(Keys::new(b"")));
         let root = root(&settings, &keys, LIMIT);
         let mut stranger = stranger(master);
         stranger.write_all(&header(version, Kind::Goodbye as u8, 0)).unwrap();

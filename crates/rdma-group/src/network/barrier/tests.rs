@@ -25,7 +25,7 @@ const ALGORITHMS: [BarrierAlgorithm; 3] =
     [BarrierAlgorithm::Centralized, BarrierAlgorithm::BinaryTree, BarrierAlgorithm::Dissemination];
 
 /// The limit of ranks that wait for the dead one.
-const SHORT: Duration = Duration::from_secs(10);
+const SHORT: Duration = Duration::from_secs(30);
 
 /// A rank that dies after that many notices, which it has sent or received.
 #[derive(Clone, Copy, Debug)]

@@ -8,6 +8,7 @@ use rdma_group::Error;
 use rdma_group::network::{ExchangeConfig, ExchangeError, Exchanger};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use test_support::program::in_own_process;
 
 use super::{NetworkConfig, config, limits, threads};
 
@@ -19,14 +20,19 @@ fn exchange<T: Serialize + DeserializeOwned + Clone>(
     Exchanger::await_exchange_all(rank, config, value, &limits())
 }
 
+/// Rank 0 listens again and again at one address. A process that another test starts would keep it in use, so this test
+/// has a process of its own.
 #[test]
 fn all_ranks_get_all_values_in_order_again_and_again() {
-    let config = config(5);
-    let all: Vec<_> = (0..5).map(|rank| (rank, format!("value {rank}"), Some(0.5))).collect();
-    threads(5, |rank| {
-        for _ in 0..10 {
-            assert_eq!(exchange(rank, &config, &all[rank]).unwrap(), all);
-        }
+    let test = "network::exchanges::all_ranks_get_all_values_in_order_again_and_again";
+    in_own_process(test, || {
+        let config = config(5);
+        let all: Vec<_> = (0..5).map(|rank| (rank, format!("value {rank}"), Some(0.5))).collect();
+        threads(5, |rank| {
+            for _ in 0..10 {
+                assert_eq!(exchange(rank, &config, &all[rank]).unwrap(), all);
+            }
+        });
     });
 }
 
