@@ -325,7 +325,7 @@ mod tests {
         assert!(pid >= 0, "no child");
         if pid == 0 {
             // SAFETY: SAFETY.md F15: the alarm ends this child if it hangs.
-            unsafe { libc::alarm(5) };
+            unsafe { libc::alarm(120) };
             let failed = cq.close().is_err();
             // SAFETY: SAFETY.md F15: nothing else runs in this child.
             unsafe { libc::_exit(i32::from(!failed)) };
