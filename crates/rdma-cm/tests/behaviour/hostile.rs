@@ -15,8 +15,9 @@ use rdma_types::{Gid, Guid, Lid, Qpn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, accept, bind, connect, listen, recv, send, sendmsg, socket_with,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown,
+    SocketAddrUnix, SocketFlags, SocketType, accept, bind, connect, listen, recv, send, sendmsg,
+    shutdown, socket_with,
 };
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
@@ -251,6 +252,8 @@ fn requests_that_are_withdrawn_unread_occupy_nothing() {
         if n % 2 == 0 {
             process();
         }
+        // Also reaches the listener while a child that another test has forked has a copy of the socket.
+        shutdown(&enemy, Shutdown::Both).unwrap();
         drop(enemy);
         process();
     }
@@ -270,8 +273,12 @@ fn send_a_file(socket: &OwnedFd) -> Option<Errno> {
 /// Listens at the name of a free port, and requests a connection from this listener. Returns the listener's socket.
 fn fake_listener(client: &Node, listen: impl FnOnce(&OwnedFd)) -> (OwnedFd, Connecting) {
     let fake = socket();
-    let port = Target::new().port();
-    bind(&fake, &name(client.channel.context(), port)).unwrap();
+    let mut port = 0;
+    // Until its `exec`, a child that another test has forked keeps the name of a dropped listener.
+    until("the name of a port is free", || {
+        port = Target::new().port();
+        bind(&fake, &name(client.channel.context(), port)).is_ok()
+    });
     listen(&fake);
     let resolved = client.channel.resolve(("127.0.0.1", port)).unwrap();
     let connecting = resolved.connect(client.queue_pair(), b"").unwrap();

@@ -9,6 +9,7 @@ use std::time::Duration;
 use rdma_cm::unmanaged::{self, Answered, Event, Id, Parameters, PortSpace, Route, SidrStatus};
 use rdma_cm::{BindOptions, End, Error, EventChannel, IdToken, Reason};
 use rdma_types::{Psn, Qpn};
+use test_support::rig::until;
 
 use crate::common::{LIMIT, disconnected, open, system_device};
 use crate::other_hosts::{Host, process_until};
@@ -210,7 +211,8 @@ fn a_reserved_port_rejects_requests_and_is_in_use() {
     let (of, Event::Ended(End::Rejected { reason, .. })) = next(&channel) else { panic!() };
     assert_eq!((of, reason), (client.token(), Reason::INVALID_SERVICE_ID));
     drop(port);
-    bind(PortSpace::Tcp, address).unwrap();
+    // Until its `exec`, a child that another test has forked keeps the port's socket open.
+    until("the port is free", || bind(PortSpace::Tcp, address).is_ok());
 }
 
 /// Queries a service from one channel to another, and answers as `answer` does.
