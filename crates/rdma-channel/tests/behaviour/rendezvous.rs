@@ -20,6 +20,8 @@ use rdma_channel::{
 use rdma_mem::ProtectionDomain;
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
 
+use crate::common::connected;
+
 /// The devices of the tests.
 const DEVICES: [&str; 2] = ["soft0", "softib0"];
 const LOCALHOST: &str = "127.0.0.1:0";
@@ -79,15 +81,20 @@ fn assert_connected(server: &mut Channel, client: &mut Channel) {
     });
 }
 
-/// Checks that a valid client is accepted.
-fn assert_serves(listener: &mut ChannelListener, device: &'static str) {
-    let good = client(device, listener.local_addr(), b"good");
+/// Checks that a valid client is accepted. Returns the number of times that it was refused as late.
+fn assert_serves(listener: &mut ChannelListener, device: &'static str) -> u64 {
+    let to = listener.local_addr();
+    let good = thread::spawn(move || {
+        let pd = domain(device);
+        connected(|| patient(&pd).user_bytes(b"good").connect(to))
+    });
     let incoming = listener.incoming(Some(LATER)).unwrap();
     assert_eq!(incoming.user_bytes(), b"good");
     let mut server = incoming.accept(b"welcome").unwrap();
-    let (mut client, told) = good.join().unwrap().unwrap();
+    let ((mut client, told), late) = good.join().unwrap();
     assert_eq!(*told, *b"welcome");
     assert_connected(&mut server, &mut client);
+    late
 }
 
 /// Runs the listener until it has refused that many clients.

@@ -20,7 +20,7 @@ use rdma_channel::{
 };
 use rdma_mem::ProtectionDomain;
 
-use crate::common::{DEFERRED, NO_SRQ, WIRE, WIRE_NO_SRQ};
+use crate::common::{DEFERRED, NO_SRQ, WIRE, WIRE_NO_SRQ, connected};
 
 /// Devices that work by themselves.
 const DEVICES: [&str; 6] = ["soft0", "softib0", WIRE, DEFERRED, NO_SRQ, WIRE_NO_SRQ];
@@ -51,8 +51,8 @@ fn server_with(
 /// A client with its own domain.
 fn connect(device: &str, to: SocketAddr) -> Channel {
     let pd = domain(device);
-    let builder = pd.create_channel().rendezvous_timeout(LATER);
-    builder.connect(to).unwrap().0
+    let connect = || pd.create_channel().rendezvous_timeout(LATER).connect(to);
+    connected(connect).0.0
 }
 
 /// A client that has joined the server.

@@ -11,7 +11,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use rdma_channel::{Channel, ChannelBuilder, prelude::*};
+use rdma_channel::{Channel, ChannelBuilder, ConnectError, prelude::*};
 use rdma_mem::{
     AccessFlags, AtomicCapability, Context, OwnedRegion, ProtectionDomain, SharedRegion,
     open_device,
@@ -174,6 +174,18 @@ pub(crate) fn wait_in_vain() {
 
 pub(crate) fn in_flight(device: SoftDevice, channel: &Channel) -> usize {
     channel.qpn().map_or(0, |qpn| device.in_flight(qpn))
+}
+
+/// Connects again while the listener refuses this client as late. On a busy machine, the client's thread may get no
+/// processor until the listener's limit. Also returns the number of these refusals.
+pub(crate) fn connected<T>(mut connect: impl FnMut() -> Result<T, ConnectError>) -> (T, u64) {
+    let mut refused = 0;
+    loop {
+        match connect() {
+            Err(ConnectError::Rejected(why)) if why.contains("rendezvous within") => refused += 1,
+            outcome => return (outcome.unwrap(), refused),
+        }
+    }
 }
 
 /// Fails if `work` does not end; a busy machine has minutes for it. Returns its result.

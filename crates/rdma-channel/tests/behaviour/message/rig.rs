@@ -4,10 +4,12 @@ use std::thread;
 use std::time::Duration;
 
 use rdma_channel::message::{Messages, Options, Stream};
-use rdma_channel::{BufferPool, Channel, ChannelBuilder, ProtectionDomain, Wait, prelude::*};
+use rdma_channel::{
+    BufferPool, Channel, ChannelBuilder, ProtectionDomain, RendezvousBuilder, Wait, prelude::*,
+};
 use rdma_mem::Context;
 
-use crate::common::{DEFERRED, WIRE, must_end, open};
+use crate::common::{DEFERRED, HANG, WIRE, must_end, open};
 
 /// Runs a test on each device that works by itself, with each way to wait.
 pub(super) fn on_each(test: impl Fn(Rig) + Send + Copy + 'static) {
@@ -66,14 +68,22 @@ impl Rig {
         }
     }
 
+    /// Extends the limit of the rendezvous: on a busy machine, one end may get no processor for some seconds.
+    fn patient(builder: ChannelBuilder<'_>) -> RendezvousBuilder<'_> {
+        builder.rendezvous_timeout(HANG)
+    }
+
     /// Both ends of a connection for messages: the client's and the server's.
     pub(super) fn messages(&self, options: Options) -> (Messages, Messages) {
         let any = "127.0.0.1:0";
-        let mut listener = self.server().listen_for_messages(any, &self.pool, options).unwrap();
+        let mut listener =
+            Self::patient(self.server()).listen_for_messages(any, &self.pool, options).unwrap();
         let address = listener.local_addr();
         thread::scope(|threads| {
             let server = threads.spawn(|| listener.accept().unwrap());
-            let client = self.client().connect_messages(address, &self.pool, options).unwrap();
+            let client = Self::patient(self.client())
+                .connect_messages(address, &self.pool, options)
+                .unwrap();
             assert_eq!(client.peer_addr().unwrap(), address);
             (client, server.join().unwrap())
         })
@@ -82,11 +92,13 @@ impl Rig {
     /// Both ends of a stream: the client's and the server's.
     pub(super) fn streams(&self, options: Options) -> (Stream, Stream) {
         let any = "127.0.0.1:0";
-        let mut listener = self.server().listen_for_streams(any, &self.pool, options).unwrap();
+        let mut listener =
+            Self::patient(self.server()).listen_for_streams(any, &self.pool, options).unwrap();
         let address = listener.local_addr();
         thread::scope(|threads| {
             let server = threads.spawn(|| listener.accept().unwrap());
-            let client = self.client().connect_stream(address, &self.pool, options).unwrap();
+            let client =
+                Self::patient(self.client()).connect_stream(address, &self.pool, options).unwrap();
             (client, server.join().unwrap())
         })
     }
@@ -102,7 +114,10 @@ impl Rig {
         options: Options,
         change: impl FnOnce(ChannelBuilder<'_>) -> ChannelBuilder<'_>,
     ) -> (Channel, Channel) {
-        let (server, client) = (self.server().fit(&options), change(self.client()).fit(&options));
+        let (server, client) = (
+            Self::patient(self.server().fit(&options)),
+            Self::patient(change(self.client()).fit(&options)),
+        );
         let any = "127.0.0.1:0";
         let listener = match self.is_unwatched {
             true => server.watch_nothing().listen(any),
