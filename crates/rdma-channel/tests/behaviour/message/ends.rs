@@ -22,6 +22,17 @@ fn write_until_it_fails(stream: &mut Stream) -> ErrorKind {
     }
 }
 
+/// Fills the window of a stream with [`short`] queues, so that its end cannot be sent. Its peer, which does not read,
+/// has four receives for data. A write may time out because an earlier frame has not been sent yet.
+fn fill_window(stream: &mut Stream) {
+    while stream.write(b"first").is_err() {}
+    for _ in 1..4 {
+        while stream.write(&bytes(100)).is_err() {}
+    }
+    let error = stream.write(&bytes(100)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+}
+
 /// Bytes that are not a frame.
 pub(super) fn garbage(rig: &Rig) -> Buffer {
     let text = b"certainly not a frame";
@@ -60,9 +71,7 @@ fn a_stream_that_does_not_linger_resets_its_peer() {
         let at_once = short().linger(Duration::ZERO);
         let rig = rig.within(Duration::from_millis(20));
         let (mut client, mut server) = rig.streams(at_once);
-        while client.write(b"first").is_err() {}
-        // Afterwards, the client's window is full, so its end cannot be sent.
-        while client.write(&bytes(100)).is_ok() {}
+        fill_window(&mut client);
         drop(client);
         let mut all = Vec::new();
         let cut_off = server.read_to_end(&mut all).unwrap_err();
@@ -79,9 +88,7 @@ fn a_dropped_stream_whose_peer_does_not_read_is_reset_after_its_linger() {
         let linger = Duration::from_millis(40);
         let rig = rig.within(Duration::from_millis(20));
         let (mut client, mut server) = rig.streams(short().linger(linger));
-        while client.write(b"first").is_err() {}
-        // Afterwards, the client's window is full, so its end cannot be sent.
-        while (0..10).any(|_| client.write(&bytes(100)).is_ok()) {}
+        fill_window(&mut client);
         let (start, buffers) = (Instant::now(), rig.pool.usage().buffers);
         drop(client);
         // The client frees its memory after the reset.
