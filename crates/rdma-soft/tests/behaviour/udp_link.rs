@@ -77,8 +77,7 @@ fn a_stopped_process_loses_nothing_within_the_retry_time() {
 fn is_retried_for(name: &'static str, least: Duration) {
     Builder::new(name).gids([]).listen(address()).install().unwrap();
     let hasty = Knobs { timeout: 1, retries: 1, ..PATIENT };
-    let mut near = Near::on(name, Peer::start_at(&address()), RC, &hasty);
-    near.message(8, None);
+    let near = Near::on(name, Peer::start_at(&address()), RC, &hasty);
     near.peer.stop();
     let begin = Instant::now();
     near.side.qp.post(&near.send(8));
@@ -243,9 +242,8 @@ fn a_peer_that_has_ended_is_not_waited_for() {
     let peer = Peer::start_at(&address());
     let device = Builder::new("alone").gids([]).listen(address()).install().unwrap();
     let mut near = Near::on(device.name(), peer, RC, &Knobs { retries: 2, ..KNOBS });
-    near.message(8, None);
     near.peer.kill();
-    near.wait();
+    near.side.qp.post(&near.send(8));
     near.expect_end();
 }
 
@@ -301,7 +299,13 @@ fn a_device_that_cannot_listen_states_the_reason() {
     // Nothing remains of the refused device: neither the name nor the first of two addresses.
     let free = address();
     refused(&format!("{free}, 192.0.2.77"));
-    let device = Builder::new("refused").listen(&*free).install().unwrap();
+    let mut installed = None;
+    // Until its `exec`, a child that another test has forked keeps the socket at the first address.
+    until("the first address is free", || {
+        installed = Builder::new("refused").listen(&*free).install().ok();
+        installed.is_some()
+    });
+    let device = installed.unwrap();
     assert_eq!(device.gids()[4].to_string(), format!("::ffff:{free}"));
     assert_eq!(device.gids().len(), 6);
 

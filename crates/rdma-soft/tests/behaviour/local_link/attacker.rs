@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, accept, send, sockopt};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
 use test_support::program::{is_emulated, this_program};
-use test_support::rig::fork;
+use test_support::rig::{fork, until};
 
 use crate::local_link::fuse;
 use crate::local_link::ring::{
@@ -265,7 +265,13 @@ fn names(arms: &mut Arms, name: &str, count: usize) {
 }
 
 fn squatter(arms: &mut Arms, name: &str, count: usize) {
-    let listener = listen_at(name).unwrap();
+    let mut listener = None;
+    // Until its `exec`, a child of the tests keeps the socket open with which they found a free name.
+    until("the name is free", || {
+        listener = listen_at(name).ok();
+        listener.is_some()
+    });
+    let listener = listener.unwrap();
     wait_until_called();
     for _ in 0..count {
         let socket = accept(&listener).unwrap();
