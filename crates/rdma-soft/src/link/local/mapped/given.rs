@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rdma_types::AccessFlags;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use super::area::{Area, file_size, most};
@@ -211,12 +211,12 @@ impl Giver {
         let offer = |file: Descriptor| {
             let memory = file.get()?;
             let size = file_size(size_of::<Versions>() as u64).ok_or(Errno::NOMEM)?;
-            ftruncate(memory, size as u64)?;
+            // The other process maps no file with holes.
+            fallocate(memory, FallocateFlags::empty(), 0, size as u64)?;
             let area = Area::map(memory, size, true)?;
             // Later mappings, such as the other process's, cannot be written.
             let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
             fcntl_add_seals(memory, seals | SealFlags::SEAL)?;
-            area.populate();
             send_file(connection, &[VERSIONS], memory.as_fd())?;
             Ok::<_, Errno>(area)
         };
