@@ -13,9 +13,11 @@ use rdma::qp::{EndpointError, Psn, Qpn, QueuePairEndpoint};
 use rdma_examples_common::Failure;
 use rdma_examples_common::out_of_band::{OutOfBand, OutOfBandError, Peer};
 use test_support::crowd::ELSEWHERE;
+use test_support::loopback::free_address;
 
 const ENDPOINT: usize = QueuePairEndpoint::BYTES;
-const SOON: Duration = Duration::from_millis(300);
+/// A limit that a test waits for. Connecting to a listener takes less on any machine.
+const SOON: Duration = Duration::from_secs(4);
 const LATER: Duration = Duration::from_secs(30);
 
 fn endpoint(qpn: u32) -> QueuePairEndpoint {
@@ -55,7 +57,7 @@ fn short(outcome: Result<QueuePairEndpoint, Failure>) -> (String, usize, &'stati
 fn each_side_gets_the_endpoint_of_the_other() {
     let (sender, address) = mpsc::channel();
     let listening = thread::spawn(move || {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let free = free_address();
         sender.send(free.to_string()).unwrap();
         // The other side tries again until this one listens.
         let mut side = OutOfBand::listen(&free.to_string(), Instant::now() + LATER).unwrap();
@@ -126,7 +128,7 @@ fn a_peer_that_sends_a_byte_now_and_then_does_not_move_the_deadline() {
     let (done, over) = mpsc::channel::<()>();
     let sending = thread::spawn(move || {
         // Sending 296 bytes with these pauses takes far longer than the deadline.
-        while over.recv_timeout(Duration::from_millis(30)) == Err(mpsc::RecvTimeoutError::Timeout) {
+        while over.recv_timeout(SOON / 20) == Err(mpsc::RecvTimeoutError::Timeout) {
             stream.write_all(b"R").unwrap();
         }
     });
@@ -150,16 +152,16 @@ fn a_peer_with_another_protocol_is_an_error_that_names_it() {
 
 #[test]
 fn a_finished_process_waits_for_the_peer_with_a_limit() {
-    let (side, stream) = connected(SOON);
+    let (side, stream) = connected(LATER);
     stream.shutdown(Shutdown::Write).unwrap();
     side.finish(LATER).unwrap();
     drop(stream);
 
-    let (side, stream) = connected(SOON);
+    let (side, stream) = connected(LATER);
     assert!(matches!(side.finish(SOON), Err(OutOfBandError::Late)));
     drop(stream);
 
-    let (side, mut stream) = connected(SOON);
+    let (side, mut stream) = connected(LATER);
     stream.write_all(b"x").unwrap();
     assert!(matches!(side.finish(LATER), Err(OutOfBandError::Long)));
 }
@@ -184,16 +186,15 @@ fn a_process_without_a_peer_ends_and_names_its_address() {
         }
         other => panic!("{other:?}"),
     }
-    // No process listens at the port of a closed socket.
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let free = free_address().to_string();
     let error = meet(&["--connect", &free]).unwrap_err();
     assert!(matches!(&error, OutOfBandError::NobodyListens { address } if *address == free));
 }
 
 #[test]
 fn invalid_addresses_are_refused_by_name() {
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let _listener = TcpListener::bind(taken).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = listener.local_addr().unwrap();
     for (option, address) in
         [("--connect", "no port"), ("--listen", "no port"), ("--listen", &taken.to_string())]
     {

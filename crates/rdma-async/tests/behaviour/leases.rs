@@ -17,8 +17,8 @@ mod stopped_clock;
 use std::time::Duration;
 
 use rdma_async::{
-    Connection, ConnectionOptions, LeaseEnd, LeaseLimits, Region, RemoteMemoryRegion,
-    TransportError,
+    Connection, ConnectionOptions, Lease, LeaseEnd, LeaseLimits, Region, RemoteMemoryRegion,
+    RemoteRegion, TransportError,
 };
 use rdma_mem::AccessFlags;
 use rdma_qp::MaxRnrRetries;
@@ -52,8 +52,8 @@ async fn pair(host: &Host) -> (Connection, Connection) {
 async fn pair_with(host: &Host, options: ConnectionOptions) -> (Connection, Connection) {
     let listener = host.driver.listen("127.0.0.1:0", options.clone()).await.unwrap();
     let connect = host.driver.connect(listener.local_addr(), options);
-    let (client, server) = tokio::join!(connect, listener.accept());
-    (client.unwrap().0, server.unwrap())
+    let ((client, _), server) = tokio::try_join!(connect, listener.accept()).unwrap();
+    (client, server)
 }
 
 fn region(host: &Host, length: usize) -> Region {
@@ -92,5 +92,23 @@ fn reason(error: &TransportError) -> LeaseEnd {
 
 /// A time that is over before any test.
 const SOON: Duration = Duration::from_millis(50);
-/// The time of a lease that a test uses before it awaits the end.
+/// The time of a lease whose end a test awaits.
 const A_SECOND: Duration = Duration::from_secs(1);
+/// The time of a lease that a test uses before it awaits the end.
+const SOME_SECONDS: Duration = Duration::from_secs(5);
+
+/// Lends memory for this time, and receives the lease. On a busy machine, a lease may be over before it is received.
+/// Then the next one is lent.
+async fn lend_for(
+    time: Duration,
+    (host, length): (&Host, usize),
+    (lender, borrower): (&Connection, &Connection),
+) -> (Lease, RemoteRegion) {
+    loop {
+        let mut lease = lender.lend(region(host, length), WRITE, time).await.unwrap();
+        tokio::select! {
+            lent = borrower.receive_lease() => break (lease, lent.unwrap()),
+            ended = &mut lease => assert_eq!(ended.unwrap().end, LeaseEnd::TimeOver),
+        }
+    }
+}

@@ -6,7 +6,7 @@ use rdma_async::{CloseReason, LeaseError};
 use tokio::time::sleep;
 
 use crate::common::peer::{self, Peer};
-use crate::leases::frames::{ASK, BACK, DENY, LEND, OVER, frame, grant, grant_of, hear};
+use crate::leases::frames::{ASK, BACK, DENY, GRANTED, LEND, OVER, frame, grant, grant_of, hear};
 use crate::leases::*;
 
 const LEASE: u32 = 1;
@@ -90,8 +90,7 @@ fn the_lease_time_includes_the_wait_for_the_answer() {
             peer.say(&grant(asked, LEASE, READ.bits(), (0x10000, 64))).await;
             late
         });
-        // `grant` is for five seconds.
-        let most = Duration::from_secs(5).saturating_sub(late);
+        let most = GRANTED.saturating_sub(late);
         assert!(lent.unwrap().remaining() <= most);
     });
 }

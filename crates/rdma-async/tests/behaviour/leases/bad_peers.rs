@@ -8,7 +8,7 @@ use crate::common::peer::{self, Peer};
 use crate::leases::frames::{ASK, BACK, DENY, GRANT, LEND, OVER, frame, frame_of, grant, hear};
 use crate::leases::*;
 
-/// The time limit for an answer.
+/// The time limit for an answer that does not arrive.
 const LIMIT: Duration = Duration::from_secs(2);
 /// Number of leases whose frames, 32 bytes each, fit in the 4 MiB that may wait to be written.
 const LENDS: u32 = 100_000;
@@ -23,7 +23,7 @@ fn ask(ask: u32, lease: u32, length: u64) -> Vec<u8> {
 }
 
 async fn pair(host: &Host) -> (Peer, Connection) {
-    peer::pair_with(host, options(host).rendezvous_timeout(LIMIT)).await
+    peer::pair_with(host, options(host).rendezvous_timeout(HANG)).await
 }
 
 #[test]
@@ -51,7 +51,8 @@ fn a_lender_that_grants_too_little_is_disconnected() {
 fn a_request_without_an_answer_times_out() {
     run(|| async {
         let host = Host::new("soft0");
-        let (mut peer, server) = pair(&host).await;
+        let options = options(&host).rendezvous_timeout(LIMIT);
+        let (mut peer, server) = peer::pair_with(&host, options).await;
         let late = server.borrow(64, READ, HANG).await.unwrap_err();
         assert!(matches!(late, LeaseError::Timeout { limit: LIMIT }), "{late}");
         let asked = hear(&mut peer, ASK).await;
@@ -64,12 +65,20 @@ fn a_request_without_an_answer_times_out() {
         let asked = hear(&mut peer, ASK).await;
         assert_eq!(asked[1], 6);
         peer.say(&grant(asked[0], 6, READ.bits(), (0x10000, 64))).await;
-        let (lent, ()) = tokio::join!(server.receive_lease(), async {
-            let asked = hear(&mut peer, ASK).await;
-            assert_eq!(asked[1], 6);
-            peer.say(&grant(asked[0], 6, READ.bits(), (0x10000, 64))).await;
-        });
-        assert_eq!(lent.unwrap().len(), 64);
+        let lent = loop {
+            let (lent, ()) = tokio::join!(server.receive_lease(), async {
+                let asked = hear(&mut peer, ASK).await;
+                assert_eq!(asked[1], 6);
+                peer.say(&grant(asked[0], 6, READ.bits(), (0x10000, 64))).await;
+            });
+            match lent {
+                Ok(lent) => break lent,
+                // On a busy machine, this answer may be late, too.
+                Err(late) => assert!(matches!(late, LeaseError::Timeout { .. }), "{late}"),
+            }
+        };
+        assert_eq!(lent.len(), 64);
+        drop(lent);
         assert_eq!(hear(&mut peer, BACK).await, [6, 0]);
         // A peer that never answers does not use up all requests of this end.
         let mut tasks = tokio::task::JoinSet::new();

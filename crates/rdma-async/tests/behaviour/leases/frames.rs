@@ -1,5 +1,7 @@
 //! Hand-made frames about leases.
 
+use std::time::Duration;
+
 use tokio::time::timeout;
 
 use crate::common::HANG;
@@ -29,11 +31,15 @@ pub(crate) fn frame_of(
     [head.concat(), body, rest.to_vec()].concat()
 }
 
-/// Grants the memory for five seconds.
+/// The time for which [`grant`] grants memory.
+pub(crate) const GRANTED: Duration = Duration::from_secs(30);
+
+/// Grants the memory for [`GRANTED`].
 pub(crate) fn grant(ask: u32, lease: u32, rights: u32, (address, length): (u64, u64)) -> Vec<u8> {
     let key = 7_u32;
     let region = [&address.to_be_bytes()[..], &length.to_be_bytes(), &key.to_be_bytes()].concat();
-    let descriptor = [region, 5_000_000_u64.to_be_bytes().to_vec()].concat();
+    let micros = u64::try_from(GRANTED.as_micros()).unwrap();
+    let descriptor = [region, micros.to_be_bytes().to_vec()].concat();
     grant_of(ask, lease, rights, &descriptor)
 }
 

@@ -65,7 +65,7 @@ async fn lend_until(host: &Host, server: &Connection, how: &str) {
         assert_eq!(reserved.end, ReservedEnd::Done);
         reserved.region
     } else {
-        let time = if how == "time" { 30 * SHORT } else { HANG };
+        let time = if how == "time" { 2 * SOME_SECONDS } else { HANG };
         let lease = server.lend(memory, WRITE, time).await.unwrap();
         server.send(host.buffer(how.as_bytes())).await.unwrap();
         timeout(HANG, written).await.unwrap().unwrap();

@@ -12,7 +12,7 @@ use tokio::time::{advance, pause, resume};
 use crate::leases::*;
 
 /// The lease time, long enough for any machine to receive the lease.
-const TIME: Duration = Duration::from_secs(2);
+const TIME: Duration = Duration::from_secs(10);
 
 /// Lets the time pass by the borrower's clock, while the lender's clock is stopped: nothing is awaited.
 fn while_it_stands_still(until_over: Duration) {
