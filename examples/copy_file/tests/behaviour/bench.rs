@@ -70,6 +70,11 @@ impl Bench {
 
 /// Waits until this process has written some of the copy, whether that has a name or not.
 pub(crate) fn wait_until_written(program: u32, bench: &Bench) {
+    assert!(is_seen_writing(program, bench), "it has ended: {:?}", bench.names());
+}
+
+/// Like [`wait_until_written`], but returns false if the process ended before this one saw that.
+pub(crate) fn is_seen_writing(program: u32, bench: &Bench) -> bool {
     let source = fs::canonicalize(bench.at("source")).unwrap();
     let folder = fs::canonicalize(bench.folder()).unwrap();
     let begun = |open: fs::DirEntry| {
@@ -79,7 +84,13 @@ pub(crate) fn wait_until_written(program: u32, bench: &Bench) {
     };
     let started = Instant::now();
     let descriptors = PathBuf::from(format!("/proc/{program}/fd"));
-    while !fs::read_dir(&descriptors).unwrap().flatten().any(begun) {
+    loop {
+        // A process that has ended has no descriptors.
+        let open: Vec<_> = fs::read_dir(&descriptors).into_iter().flatten().flatten().collect();
+        let has_ended = open.is_empty();
+        if has_ended || open.into_iter().any(begun) {
+            break !has_ended;
+        }
         assert!(started.elapsed() < Duration::from_secs(60), "{:?}", bench.names());
         thread::yield_now();
     }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::iter;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -95,13 +96,19 @@ fn a_panic_of_one_side_ends_both() {
 #[test]
 fn a_cancelled_copy_ends_both_sides() {
     for device in devices() {
-        let cancelled = AtomicBool::new(false);
-        let progress = |bytes| cancelled.store(bytes > 100_000, Ordering::Relaxed);
-        let control = Control { progress: &progress, cancelled: &cancelled, ..Control::default() };
-        let begin = Instant::now();
-        let result = transfer(&device, &mut { FOR_EVER }, &mut io::sink(), settings(), control);
-        assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
-        assert!(begin.elapsed() < DRAIN, "it waited for messages that are never sent");
+        let is_fast = || {
+            let cancelled = AtomicBool::new(false);
+            let progress = |bytes| cancelled.store(bytes > 100_000, Ordering::Relaxed);
+            let control =
+                Control { progress: &progress, cancelled: &cancelled, ..Control::default() };
+            let begin = Instant::now();
+            let result = transfer(&device, &mut { FOR_EVER }, &mut io::sink(), settings(), control);
+            assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+            begin.elapsed() < DRAIN
+        };
+        // On a busy machine, an attempt may take that long for another reason.
+        let mut attempts = iter::repeat_with(is_fast).take(10);
+        assert!(attempts.any(|is_fast| is_fast), "it waited for messages that are never sent");
     }
 }
 
