@@ -175,7 +175,7 @@ pub(super) const AARCH64_FULL: &[Step] = &[
     tests(
         "cargo test --no-fail-fast --target aarch64-unknown-linux-gnu --lib --tests -p rdma-types -p rdma-sys \
             -p rdma-proto -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p test-support \
-            -- --skip no_case_compiles --skip fork --skip neighbours::files_of",
+            -- --skip no_case_compiles --skip fork --skip neighbours::files_of --skip files_that_no_device",
     )
     .with(EMULATED),
     tests("cargo test --target aarch64-unknown-linux-gnu -p conformance --test conformance")

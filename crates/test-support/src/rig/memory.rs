@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 
 use rdma_sys::*;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
 use rustix::param::page_size;
 
 use super::map::Mapping;
@@ -68,7 +68,9 @@ impl Pd {
     /// given, for its first byte.
     pub fn register_file_at(&self, length: usize, iova: Option<u64>, access: u32) -> Mr {
         let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-        ftruncate(&file, length.next_multiple_of(page_size()) as u64).unwrap();
+        // Other processes map no file with holes.
+        let size = length.next_multiple_of(page_size()) as u64;
+        fallocate(&file, FallocateFlags::empty(), 0, size).unwrap();
         let mapping = Mapping::of_file(&file, length);
         let mut seals = SealFlags::SHRINK | SealFlags::GROW;
         if access & (REMOTE_WRITE | REMOTE_ATOMIC) == 0 {
