@@ -99,8 +99,8 @@ fn an_outstanding_write_completes_or_is_refused() {
     });
 }
 
-/// Checks a write of which the device has released that many bytes when the lease ends. Returns false if the lease was
-/// over before, which a busy machine may cause.
+/// Checks a write during whose copy the lease ends, when the device has released that many bytes. Returns false if the
+/// lease was over before, which a busy machine may cause.
 async fn is_outstanding_at_the_end(device: &str, done: usize, revokes: bool) -> bool {
     let host = Host::new(device);
     let soft = SoftDevice::find(device).unwrap();

@@ -31,7 +31,7 @@ pub(crate) fn frame_of(
     [head.concat(), body, rest.to_vec()].concat()
 }
 
-/// The time for which [`grant`] grants memory.
+/// The time of the leases that [`grant`] grants.
 pub(crate) const GRANTED: Duration = Duration::from_secs(30);
 
 /// Grants the memory for [`GRANTED`].
