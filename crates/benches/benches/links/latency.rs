@@ -35,12 +35,16 @@ impl Ends {
         println!("ib_send_lat, UC              {unreliable:>8.2}");
         println!("ib_send_lat, RC              {reliable:>8.2}   {:.2}", reliable / unreliable);
         println!("ib_write_lat, RC             {writes:>8.2}   {:.2}", writes / unreliable);
-        let [crossing] = self.medians([Waits::CrossingSends].map(Work::Waits)).map(trips);
-        println!("two SENDs that cross, RC     {:>8.2}", 2.0 * crossing);
         let reads = |time: std::time::Duration| time.as_secs_f64() * 1e6 / ROUND_WAKES as f64;
         let [short, long] = self.medians([8, 4096].map(Waits::Reads).map(Work::Waits)).map(reads);
         println!("READ of 8 bytes, the peer sleeps       {short:>8.2}");
         println!("READ of 4 KiB, the peer sleeps         {long:>8.2}");
+    }
+
+    pub(crate) fn measure_crossing(&self) {
+        let [time] = self.medians([Work::Waits(Waits::CrossingSends)]);
+        let each = time.as_secs_f64() * 1e6 / ROUND_TRIPS as f64;
+        println!("two SENDs that cross, us     {each:>8.2}");
     }
 
     pub(crate) fn wait_for(&self, waits: Waits, first: bool) {

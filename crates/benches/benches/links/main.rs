@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo bench -p benches --bench links
-//! cargo bench -p benches --bench links -- trips  # or `waits`, `wakes`, `writes`, `sends`, `mapped`; `soft0`, `udp`; `peers`
+//! cargo bench -p benches --bench links -- trips  # or `waits`, `crossing`, `wakes`, `writes`, `sends`, `mapped`; `soft0`, `udp`; `peers`
 //! ```
 //!
 //! Two processes, this program twice, poll without a pause. Only in `wakes` and in the READs of `waits`, the second one
@@ -386,7 +386,10 @@ impl Ends {
 
     fn measure(&self) {
         let all = !env::args().any(|argument| {
-            matches!(&*argument, "trips" | "waits" | "wakes" | "writes" | "sends" | "mapped")
+            matches!(
+                &*argument,
+                "trips" | "waits" | "crossing" | "wakes" | "writes" | "sends" | "mapped"
+            )
         });
         let has = |rows: &str| all || env::args().any(|argument| argument == rows);
         if has("trips") {
@@ -394,6 +397,9 @@ impl Ends {
         }
         if has("waits") {
             self.measure_latencies();
+        }
+        if has("crossing") {
+            self.measure_crossing();
         }
         if has("wakes") {
             self.measure_wakes();
