@@ -289,7 +289,7 @@ impl Link {
         self.owes_acknowledgement &= !acknowledges;
         let frame = Frame { acknowledges, stops: self.stops, limits, body };
         self.counters.sent_frames = self.counters.sent_frames.wrapping_add(1);
-        Some(Transmit { slot, header: frame.encode(), payload })
+        Some(Transmit { slot, header: frame.encode(), payload, begins: None })
     }
 
     /// Frees a send slot. Returns its use.

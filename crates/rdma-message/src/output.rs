@@ -90,6 +90,8 @@ pub struct Transmit {
     pub header: Header,
     /// The bytes after them.
     pub payload: Payload,
+    /// The operation that begins with this frame.
+    pub begins: Option<Operation>,
 }
 
 /// The role of a complete message.

@@ -8,6 +8,7 @@ mod messages;
 mod offer_peers;
 mod offers;
 mod processes;
+mod queues;
 mod reports;
 mod rig;
 mod stream_ends;

@@ -1,5 +1,7 @@
 //! The bytes of messages that arrive.
 
+use std::collections::BTreeMap;
+
 use rdma_mem::Buffer;
 use rdma_message::Incoming;
 
@@ -126,15 +128,15 @@ impl Sizes {
     }
 }
 
-/// The messages that have begun to arrive. There are few: one that arrives in parts, and those that are complete but
-/// were not delivered, because an earlier one is not complete.
+/// The messages that have begun to arrive: one that arrives in parts, and those that are complete but were not
+/// delivered, because an earlier one is not complete. A peer can make them many.
 #[derive(Debug, Default)]
-pub(super) struct Arriving(Vec<(Incoming, Body)>);
+pub(super) struct Arriving(BTreeMap<Incoming, Body>);
 
 impl Arriving {
     /// Adds a message that has arrived in one piece.
     pub(super) fn add(&mut self, message: Incoming, body: Body) {
-        self.0.push((message, body));
+        self.0.insert(message, body);
     }
 
     /// Adds the next part of a message. `stage` returns memory of the pool, if there is some.
@@ -145,17 +147,11 @@ impl Arriving {
         sizes: Sizes,
         stage: impl FnOnce(usize) -> Option<Buffer>,
     ) {
-        if let Some((_, body)) = self.0.iter_mut().find(|(known, _)| *known == message) {
-            return body.append(part, sizes, stage);
-        }
-        let mut body = Body::Empty;
-        body.append(part, sizes, stage);
-        self.0.push((message, body));
+        self.0.entry(message).or_default().append(part, sizes, stage);
     }
 
     /// Removes a message. An empty one has no parts.
     pub(super) fn take(&mut self, message: Incoming) -> Body {
-        let at = self.0.iter().position(|(known, _)| *known == message);
-        at.map(|at| self.0.swap_remove(at).1).unwrap_or_default()
+        self.0.remove(&message).unwrap_or_default()
     }
 }

@@ -14,7 +14,7 @@ use super::body::{Arriving, Body, Sizes};
 use super::error::MessageError;
 use super::operations::{Operations, Ticket};
 use super::source::{Copied, LONG_COPY, LongCopy, Source};
-use super::tasks::{Tasks, Waiting};
+use super::tasks::{Event, Tasks, Waiting};
 use super::{End, Lent, LongRequests, Protocol};
 
 /// The kind of an operation that begins.
@@ -78,10 +78,7 @@ pub struct Mailbox {
     operations: Operations,
     arriving: Arriving,
     delivered: VecDeque<Delivered>,
-    receivers: Tasks,
-    starters: Tasks,
-    /// The tasks that wait for the end: of this end's messages, or of the connection.
-    enders: Tasks,
+    tasks: Tasks,
     /// The task that waits for the end of a connection without handles.
     lingering: Waiting,
     has_finished: bool,
@@ -103,9 +100,7 @@ impl Mailbox {
             operations: Operations::default(),
             arriving: Arriving::default(),
             delivered: VecDeque::new(),
-            receivers: Tasks::default(),
-            starters: Tasks::default(),
-            enders: Tasks::default(),
+            tasks: Tasks::default(),
             lingering: Waiting::default(),
             has_finished: false,
             has_flushed: false,
@@ -135,7 +130,7 @@ impl Mailbox {
             let error = error.unwrap_or(ConnectionError::Lost);
             return Poll::Ready(Err(MessageError::Ended(error)));
         }
-        self.receivers.wait(waiting, waker);
+        self.tasks.wait(Event::Receive, waiting, waker);
         Poll::Pending
     }
 
@@ -184,8 +179,7 @@ impl Mailbox {
         if !self.operations.has_sending() {
             return Poll::Ready(Ok(()));
         }
-        // These tasks are woken when an operation completes, or the last bytes of a call are sent.
-        self.starters.wait(waiting, waker);
+        self.tasks.wait(Event::Sent, waiting, waker);
         Poll::Pending
     }
 
@@ -202,10 +196,15 @@ impl Mailbox {
         waker
     }
 
-    /// Removes a task that no longer waits. Returns its waker, for the caller to drop without the lock.
-    pub fn forget(&mut self, waiting: &mut Waiting) -> Option<Waker> {
-        let tasks = [&mut self.receivers, &mut self.starters, &mut self.enders];
-        tasks.into_iter().find_map(|tasks| tasks.forget(waiting))
+    /// Removes a task that no longer waits. Returns its waker, for the caller to drop without the lock. A task that was
+    /// woken may leave what it was woken for to the next one, whose waker is then added to `woken`.
+    pub fn forget(&mut self, waiting: &mut Waiting, woken: &mut Vec<Waker>) -> Option<Waker> {
+        let (event, waker) = self.tasks.forget(waiting)?;
+        let may_leave = event != Event::Receive || !self.delivered.is_empty();
+        if waker.is_none() && may_leave {
+            self.tasks.wake_next(event, woken);
+        }
+        waker
     }
 
     /// Returns true if a message was fetched and no frame could count it yet. The peer waits for that.
@@ -223,7 +222,7 @@ impl Mailbox {
     pub fn finish(&mut self, woken: &mut Vec<Waker>) {
         self.has_finished = true;
         self.machine.finish();
-        self.starters.wake(woken);
+        Event::STARTS.into_iter().for_each(|event| self.tasks.wake(event, woken));
     }
 
     /// Ready when the peer's device has all messages, and the end after them.
@@ -241,7 +240,7 @@ impl Mailbox {
         if let Some(result) = self.sent_at_end() {
             return Poll::Ready(result);
         }
-        self.enders.wait(waiting, waker);
+        self.tasks.wait(Event::End, waiting, waker);
         Poll::Pending
     }
 
@@ -298,7 +297,7 @@ impl Mailbox {
         self.machine.release(chunk);
     }
 
-    fn deliver(&mut self, message: Incoming, delivery: Delivery) {
+    fn deliver(&mut self, message: Incoming, delivery: Delivery, woken: &mut Vec<Waker>) {
         let body = self.arriving.take(message);
         let request = match delivery {
             Delivery::Reply(operation) => return self.operations.reply(operation, body),
@@ -310,6 +309,7 @@ impl Mailbox {
             request.into_iter().for_each(|request| self.machine.refuse(request));
         } else {
             self.delivered.push_back(Delivered { message, body, request });
+            self.tasks.wake_next(Event::Receive, woken);
         }
     }
 
@@ -361,15 +361,13 @@ impl Mailbox {
     /// Wakes the tasks that flush if the last bytes of all operations were sent. A call completes only with its reply.
     fn wake_flushed(&mut self, woken: &mut Vec<Waker>) {
         if !self.operations.has_sending() {
-            self.starters.wake(woken);
+            self.tasks.wake(Event::Sent, woken);
         }
     }
 
     fn set_end(&mut self, error: Option<ConnectionError>, woken: &mut Vec<Waker>) {
         self.end.set(error);
-        for tasks in [&mut self.receivers, &mut self.starters, &mut self.enders] {
-            tasks.wake(woken);
-        }
+        self.tasks.wake_all(woken);
     }
 }
 
@@ -389,7 +387,8 @@ impl Mailbox {
         let operation = match self.begin(start, content.length()) {
             Ok(operation) => operation,
             Err(SendError::NotOpen | SendError::Full) => {
-                self.starters.wait(waiting, waker);
+                let is_call = matches!(start, Start::Call);
+                self.tasks.wait(if is_call { Event::Call } else { Event::Send }, waiting, waker);
                 return Poll::Pending;
             }
             Err(error) => return Poll::Ready(Err(self.not_sent(error))),
@@ -454,6 +453,7 @@ impl Mailbox {
                     slot,
                     header,
                     payload: Payload::Message { operation: of, at, len },
+                    ..
                 }) if *of == operation => {
                     let part = *at as usize..*at as usize + *len as usize;
                     sent = part.end;
@@ -501,7 +501,7 @@ impl<R: LongRequests> Protocol<R> for Mailbox {
         match output {
             Output::PostReceive(slot) => requests.post_receive(slot),
             Output::Send(transmit) => {
-                let Transmit { slot, header, payload } = &transmit;
+                let Transmit { slot, header, payload, begins } = &transmit;
                 let mut spent = None;
                 requests.post_send(*slot, header.as_bytes(), |memory| match *payload {
                     Payload::Message { operation, at, len } => {
@@ -513,10 +513,8 @@ impl<R: LongRequests> Protocol<R> for Mailbox {
                     _ => 0,
                 });
                 spent.into_iter().for_each(|memory| requests.free(memory));
-                if let Payload::Message { operation, at: 0, .. } = *payload {
-                    // A message that is posted has begun.
-                    woken.extend(self.operations.take_waker(operation));
-                }
+                // A message that is posted has begun.
+                woken.extend(begins.and_then(|operation| self.operations.take_waker(operation)));
                 self.wake_flushed(woken);
             }
             Output::Lend { operation, .. } => {
@@ -530,8 +528,7 @@ impl<R: LongRequests> Protocol<R> for Mailbox {
                 self.part(message, length, chunk, requests);
             }
             Output::Deliver { message, delivery, .. } => {
-                self.deliver(message, delivery);
-                self.receivers.wake(woken);
+                self.deliver(message, delivery, woken);
             }
             Output::Discard(message) => drop(self.arriving.take(message)),
             Output::Fetched(operation) => self.end_lease(operation, requests),
@@ -541,19 +538,20 @@ impl<R: LongRequests> Protocol<R> for Mailbox {
                 let (waker, spent) = self.operations.complete(operation, result);
                 spent.into_iter().for_each(|memory| requests.free(memory));
                 woken.extend(waker);
-                self.starters.wake(woken);
+                Event::STARTS.into_iter().for_each(|event| self.tasks.wake_next(event, woken));
+                self.wake_flushed(woken);
             }
             Output::Opened(peer) => {
                 self.peer_fetches = peer.fetches;
-                self.starters.wake(woken);
+                Event::STARTS.into_iter().for_each(|event| self.tasks.wake(event, woken));
             }
             Output::Flushed => {
                 self.has_flushed = true;
-                self.enders.wake(woken);
+                self.tasks.wake(Event::End, woken);
             }
             Output::PeerFinished => {
                 self.has_peer_finished = true;
-                self.receivers.wake(woken);
+                self.tasks.wake(Event::Receive, woken);
             }
             Output::Disconnect(_) => requests.fail(),
             Output::Ended(error) => self.set_end(error, woken),
@@ -571,8 +569,8 @@ impl<R: LongRequests> Protocol<R> for Mailbox {
         }
         let owes = self.machine.owes_count();
         let finishes = self.has_finished && !self.has_flushed;
-        let ends = finishes || self.has_left || self.enders.are_waiting();
-        let waits = self.receivers.are_waiting() || self.starters.are_waiting();
+        let ends = finishes || self.has_left || self.tasks.are_waiting(Event::End);
+        let waits = !self.tasks.is_empty();
         let sends = ends || owes || self.machine.awaits_sent() || self.operations.has_sending();
         (sends || waits || self.operations.has_live(), sends)
     }
@@ -582,7 +580,7 @@ impl<R: LongRequests> Protocol<R> for Mailbox {
     }
 
     fn await_end(&mut self, waker: &mut Option<Waker>) {
-        self.enders.wait(&mut self.lingering, waker);
+        self.tasks.wait(Event::End, &mut self.lingering, waker);
     }
 
     fn end(&mut self) -> &mut End {

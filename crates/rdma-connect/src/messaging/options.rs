@@ -174,7 +174,8 @@ pub const fn linger_of(options: &Options) -> Duration {
 #[must_use]
 pub const fn depths_of(options: &Options) -> [u32; 2] {
     let limits = limits_of(options, true);
-    [limits.send_queue() + limits.offers + 1, limits.receive_slots()]
+    let sends = limits.send_queue().saturating_add(limits.offers).saturating_add(1);
+    [sends, limits.receive_slots()]
 }
 
 /// Checks that no limit is outside its range.

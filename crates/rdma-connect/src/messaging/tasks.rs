@@ -1,13 +1,33 @@
 //! The tasks that wait for an event of a connection.
 
-use std::mem;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
+
+/// An event that tasks wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Event {
+    /// A message has arrived.
+    Receive,
+    /// A message or a reply may begin.
+    Send,
+    /// A call may begin.
+    Call,
+    /// The last bytes of all operations were sent.
+    Sent,
+    /// The end of this end's messages, or of the connection.
+    End,
+}
+
+impl Event {
+    /// The events after which an operation may begin.
+    pub(super) const STARTS: [Self; 2] = [Self::Send, Self::Call];
+}
 
 /// The place of a task among those that wait, which the task's future keeps. When the future is dropped, it removes the
 /// task with [`Mailbox::forget`](super::Mailbox::forget).
 #[derive(Debug, Default)]
-pub struct Waiting(Option<u64>);
+pub struct Waiting(Option<(Event, u64)>);
 
 impl Waiting {
     /// Returns true if the task may be among those that wait.
@@ -16,43 +36,64 @@ impl Waiting {
         self.0.is_some()
     }
 
-    /// Returns the number of the task, which no other one has.
-    fn number(&mut self) -> u64 {
+    /// Returns the event, and the number of the task, which no other one has. Tasks that wait later have larger numbers.
+    fn place(&mut self, event: Event) -> (Event, u64) {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        *self.0.get_or_insert_with(|| NEXT.fetch_add(1, Ordering::Relaxed))
+        *self.0.get_or_insert_with(|| (event, NEXT.fetch_add(1, Ordering::Relaxed)))
     }
 }
 
-/// Tasks that wait for the same event.
+/// Tasks that wait, by event and number. A message that arrives, or an operation that ends, wakes the task that has
+/// waited longest. If that task leaves, it wakes the next one, so no wake is lost. If it waits again, it is first again.
 #[derive(Debug, Default)]
-pub(super) struct Tasks(Vec<(u64, Waker)>);
+pub(super) struct Tasks(BTreeMap<(Event, u64), Waker>);
 
 impl Tasks {
     /// Adds a task if there is a waker. Moves the task's earlier waker to `waker`, for the caller to drop without the
     /// lock.
-    pub(super) fn wait(&mut self, waiting: &mut Waiting, waker: &mut Option<Waker>) {
+    pub(super) fn wait(&mut self, event: Event, waiting: &mut Waiting, waker: &mut Option<Waker>) {
         let Some(new) = waker.take() else { return };
-        let number = waiting.number();
-        match self.0.iter_mut().find(|(known, _)| *known == number) {
-            Some((_, known)) => *waker = Some(mem::replace(known, new)),
-            None => self.0.push((number, new)),
+        *waker = self.0.insert(waiting.place(event), new);
+    }
+
+    /// Removes a task that has waited. Returns its event, and its waker unless it was woken.
+    pub(super) fn forget(&mut self, waiting: &mut Waiting) -> Option<(Event, Option<Waker>)> {
+        let place = waiting.0.take()?;
+        Some((place.0, self.0.remove(&place)))
+    }
+
+    /// Returns the place of the task that has waited longest for an event.
+    fn next(&self, event: Event) -> Option<(Event, u64)> {
+        self.0.range((event, 0)..=(event, u64::MAX)).next().map(|(&place, _)| place)
+    }
+
+    /// Returns true if a task waits for an event.
+    pub(super) fn are_waiting(&self, event: Event) -> bool {
+        self.next(event).is_some()
+    }
+
+    /// Returns true if no task waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Removes the task that has waited longest for an event, and adds its waker to `woken`.
+    pub(super) fn wake_next(&mut self, event: Event, woken: &mut Vec<Waker>) {
+        woken.extend(self.next(event).and_then(|place| self.0.remove(&place)));
+    }
+
+    /// Removes the tasks that wait for an event, and adds their wakers to `woken`.
+    pub(super) fn wake(&mut self, event: Event, woken: &mut Vec<Waker>) {
+        while let Some(place) = self.next(event) {
+            woken.extend(self.0.remove(&place));
         }
     }
 
-    /// Removes a task. Returns its waker.
-    pub(super) fn forget(&mut self, waiting: &mut Waiting) -> Option<Waker> {
-        let number = waiting.0?;
-        let at = self.0.iter().position(|(known, _)| *known == number)?;
-        waiting.0 = None;
-        Some(self.0.swap_remove(at).1)
-    }
-
-    pub(super) const fn are_waiting(&self) -> bool {
-        !self.0.is_empty()
-    }
-
     /// Removes all tasks, and adds their wakers to `woken`.
-    pub(super) fn wake(&mut self, woken: &mut Vec<Waker>) {
-        woken.extend(self.0.drain(..).map(|(_, waker)| waker));
+    pub(super) fn wake_all(&mut self, woken: &mut Vec<Waker>) {
+        // Unlike `clear`, this keeps an allocation.
+        while let Some((_, waker)) = self.0.pop_first() {
+            woken.push(waker);
+        }
     }
 }

@@ -78,9 +78,9 @@ impl Messages {
         if !self.link.can_send(body, 0) {
             return None;
         }
-        let transmit = self.link.send(body, Payload::Empty, by)?;
+        let mut transmit = self.link.send(body, Payload::Empty, by)?;
         if let Use::Operation(index) = by {
-            self.sent_frame(index, 0);
+            transmit.begins = self.sent_frame(index, 0);
         }
         Some(Output::Send(transmit))
     }
@@ -99,17 +99,19 @@ impl Messages {
             0 => Payload::Empty,
             _ => Payload::Message { operation, at, len },
         };
-        let transmit = self.link.send(body, payload, Use::Operation(index))?;
-        self.sent_frame(index, len);
+        let mut transmit = self.link.send(body, payload, Use::Operation(index))?;
+        transmit.begins = self.sent_frame(index, len);
         if at.saturating_add(len) == length {
             self.sent_all(index);
         }
         Some(Output::Send(transmit))
     }
 
-    fn sent_frame(&mut self, index: u32, len: u32) {
-        let Some(outgoing) = self.operations.get(index) else { return };
-        if !core::mem::replace(&mut outgoing.has_begun, true) {
+    /// Records a frame of an operation. Returns the operation if this is its first frame.
+    fn sent_frame(&mut self, index: u32, len: u32) -> Option<Operation> {
+        let outgoing = self.operations.get(index)?;
+        let is_first = !core::mem::replace(&mut outgoing.has_begun, true);
+        if is_first {
             match outgoing.role {
                 Role::Message => {}
                 Role::Request(_) => outgoing.awaits_answer = true,
@@ -118,6 +120,7 @@ impl Messages {
         }
         outgoing.sent = outgoing.sent.saturating_add(len);
         self.operations.change(index, |it| it.in_flight = it.in_flight.saturating_add(1));
+        if is_first { self.operations.name(index) } else { None }
     }
 
     /// Removes the operation at the front of the queue, whose message was sent, and decides its

@@ -81,7 +81,7 @@ impl Waits<'_> {
         self.session.poll_with(cx, |state, waker| {
             let polled = work(state, (&mut self.waiting, &mut *waker));
             if polled.is_ready() {
-                *waker = state.protocol.shared.forget(&mut self.waiting);
+                *waker = state.protocol.shared.forget(&mut self.waiting, &mut state.woken);
                 self.waiting = Waiting::default();
             }
             polled
@@ -92,7 +92,10 @@ impl Waits<'_> {
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
         if self.waiting.is_registered() && self.session.is_of_this_process() {
-            drop(self.session.with(|state| state.protocol.shared.forget(&mut self.waiting)));
+            let forget = |state: &mut State<Mailbox>| {
+                state.protocol.shared.forget(&mut self.waiting, &mut state.woken)
+            };
+            drop(self.session.with(forget));
         }
     }
 }

@@ -157,6 +157,32 @@ fn an_offer_can_be_read_until_it_is_counted() {
     }
 }
 
+/// The last offer waits until one of the others is counted, and is never counted itself.
+#[test]
+fn a_long_message_is_posted_when_its_offer_is_sent() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let host = Host::new(device);
+            host.pool.grow(1 << 20).unwrap();
+            let (end, connection) = ends(&host, options()).await;
+            let mut peer = Peer::new(&host, &connection).await;
+            let posts = async {
+                for _ in 0..9 {
+                    end.post(&message(3000)).await.unwrap();
+                }
+            };
+            let counts = async {
+                for _ in 0..8 {
+                    peer.offer().await;
+                }
+                peer.count().await;
+                peer.offer().await;
+            };
+            tokio::join!(posts, counts);
+        });
+    }
+}
+
 #[test]
 fn the_send_queue_has_room_to_end_all_leases_while_frames_wait_for_receives() {
     for device in DEVICES {
