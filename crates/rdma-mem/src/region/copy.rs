@@ -68,7 +68,11 @@ unsafe fn copy_opaque(source: *const u8, target: *mut u8, length: usize) {
     /// Below this length, a simple loop finishes before the string instruction has started up.
     const STRING: usize = 128;
 
-    if length >= STRING {
+    // On AMD Zen 3, the string instruction copies 3 GB/s if the target is 1 to 31 bytes after the
+    // source, modulo the page size, and more than 25 GB/s otherwise. A `Vec` of some pages begins
+    // 16 bytes after the beginning of one.
+    let distance = target.addr().wrapping_sub(source.addr()) % 4096;
+    if length >= STRING && !(1..64).contains(&distance) {
         // SAFETY: SAFETY.md F16: by the contract, both ranges are valid, and the ABI guarantees
         // that the direction flag is clear.
         unsafe {
@@ -80,8 +84,24 @@ unsafe fn copy_opaque(source: *const u8, target: *mut u8, length: usize) {
         }
         return;
     }
-    let words = length / 8;
-    for offset in (0..words * 8).step_by(8) {
+    let lines = length / 64 * 64;
+    for offset in (0..lines).step_by(64) {
+        let (from, to) = (source.wrapping_add(offset), target.wrapping_add(offset));
+        // SAFETY: SAFETY.md F16: the 64 bytes are within both ranges.
+        unsafe {
+            std::arch::asm!(
+                "movups {a}, [{from}]", "movups {b}, [{from} + 16]",
+                "movups {c}, [{from} + 32]", "movups {d}, [{from} + 48]",
+                "movups [{to}], {a}", "movups [{to} + 16], {b}",
+                "movups [{to} + 32], {c}", "movups [{to} + 48], {d}",
+                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+                from = in(reg) from, to = in(reg) to,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+    let words = length / 8 * 8;
+    for offset in (lines..words).step_by(8) {
         let (from, to) = (source.wrapping_add(offset), target.wrapping_add(offset));
         // SAFETY: SAFETY.md F16: the eight bytes are within both ranges.
         unsafe {
@@ -92,7 +112,7 @@ unsafe fn copy_opaque(source: *const u8, target: *mut u8, length: usize) {
             );
         }
     }
-    for offset in words * 8..length {
+    for offset in words..length {
         let (from, to) = (source.wrapping_add(offset), target.wrapping_add(offset));
         // SAFETY: SAFETY.md F16: the byte is within both ranges.
         unsafe {
@@ -144,6 +164,32 @@ mod tests {
     #[test]
     fn every_length_and_alignment_is_copied_and_nothing_beside_it() {
         every_length_and_alignment(copy_out, copy_in);
+    }
+
+    /// The instructions depend on the distance.
+    #[test]
+    fn every_distance_between_source_and_target_is_copied() {
+        #[repr(align(4096))]
+        struct Pages([u8; 3 * 4096]);
+        let mut data = Box::new(Pages([0; 3 * 4096]));
+        data.0.iter_mut().zip((0..251).cycle()).for_each(|(byte, number)| *byte = number);
+        let mut shared = Box::new(Pages([0; 3 * 4096]));
+        for at in [0, 1, 16, 31, 63, 64, 65, 4032, 4095] {
+            for length in [127, 128, 200, 4097, 8000] {
+                shared.0.fill(0xee);
+                let (source, range) = (&data.0[..length], at..at + length);
+                // SAFETY: SAFETY.md F16: the range is within three pages of whole words.
+                unsafe { copy_in(source, shared.0.as_mut_ptr().wrapping_add(at)) };
+                assert!(shared.0[range.clone()] == *source, "{length} at {at}");
+                let beside = shared.0[..at].iter().chain(&shared.0[range.end..]);
+                assert!(beside.copied().all(|byte| byte == 0xee), "{length} at {at}");
+                let mut out = Pages([0xdd; 3 * 4096]);
+                let back = &mut out.0[..length];
+                // SAFETY: SAFETY.md F16: same range as above.
+                unsafe { copy_out(shared.0.as_mut_ptr().wrapping_add(at), back) };
+                assert!(back == source, "{length} at {at}");
+            }
+        }
     }
 
     #[test]

@@ -73,12 +73,33 @@ fn every_length_and_alignment(copy: impl Fn(&mut [u8], &mut [u8])) {
     }
 }
 
+/// The instructions depend on the distance between source and sink, modulo the page size.
+#[cfg(not(miri))]
+fn every_distance(copy: impl Fn(&mut [u8], &mut [u8])) {
+    #[repr(C, align(4096))]
+    struct Pages([u8; 10 * 4096]);
+    let [mut source, mut sink] = [(); 2].map(|()| Box::new(Pages([0; 10 * 4096])));
+    source.0.copy_from_slice(&numbered(10 * 4096));
+    for to in [0, 1, 16, 31, 63, 64, 4095] {
+        for length in [128, 2056, 33_001] {
+            sink.0.fill(0xee);
+            copy(&mut source.0[..length], &mut sink.0[to..to + length]);
+            assert!(sink.0[to..to + length] == source.0[..length], "{length} {to}");
+            let beside = [&sink.0[..to], &sink.0[to + length..]].concat();
+            assert!(beside.iter().all(|&byte| byte == 0xee), "{length} {to}");
+        }
+    }
+}
+
 #[test]
 fn every_length_and_alignment_is_copied_and_nothing_beside_it() {
-    every_length_and_alignment(|source, sink| {
+    let copy = |source: &mut [u8], sink: &mut [u8]| {
         let length = source.len() as u64;
         transfer(&[segment(source)], &[segment(sink)], 0, length);
-    });
+    };
+    every_length_and_alignment(copy);
+    #[cfg(not(miri))]
+    every_distance(copy);
 }
 
 #[test]
@@ -93,10 +114,12 @@ fn copies_of_memory_that_may_be_gone_do_the_same() {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[test]
 fn a_processor_without_avx_does_the_same() {
-    every_length_and_alignment(|source, sink| {
+    let copy = |source: &mut [u8], sink: &mut [u8]| {
         // SAFETY: both slices are `source.len()` bytes long.
         unsafe { copy::<Sse>(source.as_ptr(), sink.as_mut_ptr(), source.len()) };
-    });
+    };
+    every_length_and_alignment(copy);
+    every_distance(copy);
 }
 
 #[test]
