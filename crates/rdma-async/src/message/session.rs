@@ -14,6 +14,7 @@ use rdma_connect::messaging::{Arrived, Protocol, Requests as _, Slots, StreamSta
 use super::linger::Linger;
 use super::requests::{Completed, Long, Requests};
 use super::turns::{self, Turn};
+use crate::buffer::held::sealed::Lease as _;
 use crate::connection::Connection;
 use crate::ledger::after::contain_panic;
 
@@ -157,7 +158,9 @@ impl<P: Drive> Session<P> {
         let mut woken =
             if state.woken.is_empty() { Vec::new() } else { mem::take(&mut state.woken) };
         let has_failed = state.requests.closes_with_error();
+        let unused = state.requests.slots().take_unused();
         drop(state);
+        unused.into_iter().for_each(|memory| turns::free(memory.into_held()));
         if has_failed {
             self.linger.limit_end(Weak::clone(&self.this));
         }
@@ -205,11 +208,13 @@ impl<P: Drive> State<P> {
         }
     }
 
-    /// Ends the protocol after the connection was closed, and after what had completed before.
+    /// Ends the protocol after the connection was closed, and after what had completed before. No later frame needs the
+    /// memory of the slots.
     fn end(&mut self) {
         self.settle();
         self.requests.leave();
         self.protocol.lost(&mut self.requests);
+        self.requests.slots().close();
     }
 }
 

@@ -268,6 +268,8 @@ impl Requests {
         if self.is_left {
             self.freed.extend(self.owned.leave());
             self.with_lender(Lender::close);
+            // No later frame needs the memory of the slots.
+            self.slots.close();
         }
         self.is_left
     }
@@ -375,6 +377,7 @@ impl Requests {
     }
 
     pub(super) fn take_freed(&mut self) -> Vec<Memory> {
+        self.freed.extend(self.slots.take_unused().into_iter().map(Memory::Buffer));
         // An empty list keeps its allocation.
         if self.freed.is_empty() { Vec::new() } else { mem::take(&mut self.freed) }
     }

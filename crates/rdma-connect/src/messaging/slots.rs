@@ -1,13 +1,21 @@
 //! The memory of a connection.
 
+use std::mem;
+
 use rdma_mem::Buffer;
 use rdma_message::Options as Limits;
 
 /// A buffer for each slot. Each slot has its own, because a program may keep what has arrived.
+///
+/// After the connection has ended, a program may keep a message or a chunk for any time, and with it the session. So the
+/// slots then have no memory.
 #[derive(Debug)]
 pub struct Slots {
     receives: Vec<Option<Buffer>>,
     sends: Vec<Option<Buffer>>,
+    is_closed: bool,
+    /// The memory to free when the session is not locked.
+    unused: Vec<Buffer>,
 }
 
 impl Slots {
@@ -19,7 +27,7 @@ impl Slots {
     pub fn new(limits: &Limits, buffers: impl IntoIterator<Item = Buffer>) -> Self {
         let mut buffers = buffers.into_iter().map(Some);
         let receives = buffers.by_ref().take(limits.receive_slots() as usize).collect();
-        Self { receives, sends: buffers.collect() }
+        Self { receives, sends: buffers.collect(), is_closed: false, unused: Vec::new() }
     }
 
     /// Returns the lengths of the buffers.
@@ -46,18 +54,35 @@ impl Slots {
         self.receives.get_mut(slot as usize)?.take()
     }
 
-    /// Sets the memory of a receive slot that is not posted.
+    /// Sets the memory of a receive slot that is not posted. After [`close`](Self::close), the memory is unused.
     pub fn set_receive(&mut self, slot: u32, buffer: Buffer) {
-        if let Some(free) = self.receives.get_mut(slot as usize) {
+        if self.is_closed {
+            self.unused.push(buffer);
+        } else if let Some(free) = self.receives.get_mut(slot as usize) {
             *free = Some(buffer);
         }
     }
 
-    /// Sets the memory of a send slot that is not posted.
+    /// Sets the memory of a send slot that is not posted. After [`close`](Self::close), the memory is unused.
     pub fn set_send(&mut self, slot: u32, buffer: Option<Buffer>) {
-        if let Some(free) = self.sends.get_mut(slot as usize) {
+        if self.is_closed {
+            self.unused.extend(buffer);
+        } else if let Some(free) = self.sends.get_mut(slot as usize) {
             *free = buffer;
         }
+    }
+
+    /// Takes the memory out of all slots that are not posted, because the connection has ended. It is unused from now
+    /// on, and so is memory that is set later: that of a chunk which the program still has.
+    pub fn close(&mut self) {
+        self.is_closed = true;
+        let slots = self.receives.iter_mut().chain(&mut self.sends);
+        self.unused.extend(slots.filter_map(Option::take));
+    }
+
+    /// Returns the unused memory, for the caller to free when the session is not locked.
+    pub fn take_unused(&mut self) -> Vec<Buffer> {
+        mem::take(&mut self.unused)
     }
 
     /// Takes the memory of a send slot that is not posted, and writes a frame to it. `fill` writes the bytes after the

@@ -1,11 +1,13 @@
 //! Requests and replies, and what happens if either end drops one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use rdma_async::message::{MessageError, OperationError, Options, SendError};
+use rdma_async::message::{Message, MessageError, Messages, OperationError, Options, SendError};
 use tokio::task::JoinSet;
 
-use super::rig::{endpoint, message, messages};
+use super::offers::returned;
+use super::rig::{endpoint, message, messages, overwrite};
 use crate::common::chance::Chance;
 use crate::common::{DEVICES, poll_once, polled, run, run_in_one_thread};
 
@@ -209,4 +211,64 @@ fn operations_that_are_dropped_at_random_disturb_no_others() {
 
 fn is_refused(error: &MessageError) -> bool {
     matches!(error, MessageError::Operation { error: OperationError::Refused, ended: None })
+}
+
+/// Receives a message of each kind. Two have no memory of the pool, one is a copy, one has the memory where it arrived,
+/// and one arrives in several frames. One is fetched if the ends lend. The last two are a reply and a request. The server
+/// finishes.
+async fn keep(client: &Messages, server: &Messages) -> Vec<Message> {
+    let mut kept = Vec::new();
+    for length in [0, 10, 1000, 20_000, 100_000, 300_000] {
+        let sent = message(length);
+        let (sent, received) = tokio::join!(client.send(&sent), server.receive());
+        sent.unwrap();
+        kept.push(received.unwrap().unwrap());
+    }
+    let long = message(20_000);
+    let answers = async {
+        let request = server.receive().await.unwrap().unwrap();
+        request.reply(&long).await.unwrap();
+    };
+    kept.push(tokio::join!(client.call(b"a question"), answers).0.unwrap());
+    let finishes = async {
+        let request = server.receive().await.unwrap().unwrap();
+        server.finish().await.unwrap();
+        request
+    };
+    let (unanswered, request) = tokio::join!(client.call(&long), finishes);
+    unanswered.unwrap_err();
+    kept.push(request);
+    kept
+}
+
+#[test]
+fn kept_messages_keep_only_their_own_memory_after_the_end() {
+    let cut_off = Options::new().linger(Duration::ZERO).offer_bytes(0);
+    for (options, is_clean) in [(Options::new(), true), (cut_off, false)] {
+        for device in DEVICES {
+            run(move || async move {
+                let endpoint = endpoint(device);
+                endpoint.pool().grow(4 << 20).await.unwrap();
+                let (client, server) = messages(&endpoint, options).await;
+                let kept = keep(&client, &server).await;
+                if is_clean {
+                    client.finish().await.unwrap();
+                } else {
+                    // The server has memory for a part of it.
+                    client.post(&vec![7; 3 << 20]).await.unwrap();
+                }
+                drop((client, server));
+                returned(&endpoint, 6).await;
+                let usage = endpoint.pool().usage();
+                // Three messages have a frame of 32 KiB, and three have their own length.
+                assert!(usage.buffers == 6 && usage.used_bytes < 500_000, "{usage:?}");
+                overwrite(&endpoint).await;
+                for kept in &kept {
+                    assert!(**kept == message(kept.len())[..], "{}", kept.len());
+                }
+                drop(kept);
+                returned(&endpoint, 0).await;
+            });
+        }
+    }
 }

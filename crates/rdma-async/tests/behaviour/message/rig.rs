@@ -90,3 +90,13 @@ pub(super) async fn messages(endpoint: &Endpoint, options: Options) -> (Messages
 pub(super) fn message(length: usize) -> Vec<u8> {
     (0..length as u64).map(byte).collect()
 }
+
+/// Overwrites memory that the pool has free.
+pub(super) async fn overwrite(endpoint: &Endpoint) {
+    let mut free = Vec::new();
+    for _ in 0..100 {
+        let mut buffer = endpoint.allocate(32 << 10).await.unwrap();
+        buffer.fill(0xee);
+        free.push(buffer);
+    }
+}

@@ -1,6 +1,7 @@
 //! Ends of streams: drops, resets, deaths, and peers that break the protocol.
 
 use std::io::ErrorKind;
+use std::thread;
 use std::time::Duration;
 
 use rdma_async::message::{Options, Stream};
@@ -10,7 +11,8 @@ use rdma_soft::{Builder, Network};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{sleep, timeout};
 
-use super::rig::{byte, check, endpoint, fill, stream_and_peer, streams, write_random};
+use super::offers::returned;
+use super::rig::{byte, check, endpoint, fill, overwrite, stream_and_peer, streams, write_random};
 use crate::common::host::Host;
 use crate::common::{DEVICES, run, run_in_one_thread};
 
@@ -266,5 +268,45 @@ fn all_memory_returns_to_the_pool() {
                 tokio::task::yield_now().await;
             }
         });
+    }
+}
+
+/// Another thread releases a chunk while the connection ends.
+#[test]
+fn kept_chunks_keep_only_their_own_memory_after_the_end() {
+    for (linger, is_clean) in [(Duration::from_secs(5), true), (Duration::ZERO, false)] {
+        for device in DEVICES {
+            run(move || async move {
+                let endpoint = endpoint(device);
+                let options = Options::new().linger(linger);
+                let (mut client, mut server) = streams(&endpoint, options).await;
+                let mut chunks = Vec::new();
+                for text in ["first", "second", "third"] {
+                    client.write_all(text.as_bytes()).await.unwrap();
+                    chunks.push(server.read_chunk().await.unwrap().unwrap());
+                }
+                client.write_all(b"unread").await.unwrap();
+                if is_clean {
+                    let ends = tokio::join!(client.shutdown(), server.shutdown());
+                    assert!(ends.0.is_ok() && ends.1.is_ok(), "{ends:?}");
+                }
+                let third = chunks.pop();
+                let releases = thread::spawn(move || drop(third));
+                drop((client, server));
+                releases.join().unwrap();
+                returned(&endpoint, 2).await;
+                let usage = endpoint.pool().usage();
+                // Each chunk has a frame of 32 KiB.
+                assert!(usage.buffers == 2 && usage.used_bytes < 66_000, "{usage:?}");
+                overwrite(&endpoint).await;
+                assert_eq!(*chunks[1], *b"second");
+                // Its memory is freed although the other chunk keeps the session.
+                drop(chunks.pop());
+                returned(&endpoint, 1).await;
+                assert_eq!(*chunks[0], *b"first");
+                drop(chunks);
+                returned(&endpoint, 0).await;
+            });
+        }
     }
 }

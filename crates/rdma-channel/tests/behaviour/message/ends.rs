@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdma_channel::message::{ConnectionError, MessageError, Messages, Options, Stream};
+use rdma_channel::message::{ConnectionError, Message, MessageError, Messages, Options, Stream};
 use rdma_channel::{Buffer, Channel, Wait};
 
 use rdma_message::frame::{Body, Frame, Hello, Limits, Mode, Remote, Role};
@@ -308,4 +308,109 @@ fn all_memory_returns_to_the_pool() {
             thread::yield_now();
         }
     });
+}
+
+/// Waits until the pool has only that many buffers in use. Returns the number of their bytes.
+fn returned(rig: &Rig, buffers: usize) -> usize {
+    while rig.pool.usage().buffers > buffers {
+        thread::yield_now();
+    }
+    assert_eq!(rig.pool.usage().buffers, buffers);
+    rig.pool.usage().used_bytes
+}
+
+/// Overwrites memory that the pool has free.
+fn overwrite(rig: &Rig) {
+    let mut free: Vec<_> = (0..100).map(|_| rig.pool.allocate(32 << 10).unwrap()).collect();
+    free.iter_mut().for_each(|buffer| buffer.fill(0xee));
+}
+
+/// Receives a message of each kind. Two have no memory of the pool, one is a copy, one has the memory where it arrived,
+/// and one arrives in several frames. One is fetched if the ends lend. The last two are a reply and a request. The server
+/// finishes.
+fn keep(client: &Messages, server: &Messages) -> Vec<Message> {
+    let lengths = [0, 10, 1000, 20_000, 100_000, 300_000];
+    let receive = || server.receive().unwrap().unwrap();
+    let mut kept: Vec<_> = thread::scope(|threads| {
+        threads.spawn(|| lengths.map(|length| client.send(&bytes(length)).unwrap()));
+        lengths.map(|_| receive()).into()
+    });
+    thread::scope(|threads| {
+        threads.spawn(|| receive().reply(&bytes(20_000)).unwrap());
+        kept.push(client.call(b"a question").unwrap());
+        let finishes = threads.spawn(|| {
+            let request = receive();
+            server.finish().unwrap();
+            request
+        });
+        client.call(&bytes(20_000)).unwrap_err();
+        kept.push(finishes.join().unwrap());
+    });
+    kept
+}
+
+#[test]
+fn kept_messages_keep_only_their_own_memory_after_the_end() {
+    let cut_off = Options::new().linger(Duration::ZERO).offer_bytes(0);
+    for (options, is_clean) in [(Options::new(), true), (cut_off, false)] {
+        on_each(move |rig| {
+            rig.pool.grow(4 << 20).unwrap();
+            let (client, server) = rig.messages(options);
+            let kept = keep(&client, &server);
+            if is_clean {
+                client.finish().unwrap();
+            } else {
+                // The server has memory for a part of it.
+                client.post(&vec![7; 3 << 20]).unwrap();
+            }
+            drop((client, server));
+            // Three messages have a frame of 32 KiB, and three have their own length.
+            let used = returned(&rig, 6);
+            assert!(used < 500_000, "{used}");
+            overwrite(&rig);
+            for kept in &kept {
+                assert!(**kept == bytes(kept.len())[..], "{}", kept.len());
+            }
+            drop(kept);
+            returned(&rig, 0);
+        });
+    }
+}
+
+/// Another thread releases a chunk while the connection ends.
+#[test]
+fn kept_chunks_keep_only_their_own_memory_after_the_end() {
+    for (linger, is_clean) in [(Duration::from_secs(5), true), (Duration::ZERO, false)] {
+        on_each(move |rig| {
+            let (mut client, mut server) = rig.streams(Options::new().linger(linger));
+            let mut chunks = Vec::new();
+            for text in ["first", "second", "third"] {
+                client.write_all(text.as_bytes()).unwrap();
+                chunks.push(server.read_chunk().unwrap().unwrap());
+            }
+            client.write_all(b"unread").unwrap();
+            if is_clean {
+                thread::scope(|threads| {
+                    threads.spawn(|| client.shutdown().unwrap());
+                    server.shutdown().unwrap();
+                });
+            }
+            let third = chunks.pop();
+            thread::scope(|threads| {
+                threads.spawn(|| drop(third));
+                drop((client, server));
+            });
+            // Each chunk has a frame of 32 KiB.
+            let used = returned(&rig, 2);
+            assert!(used < 66_000, "{used}");
+            overwrite(&rig);
+            assert_eq!(*chunks[1], *b"second");
+            // Its memory is freed although the other chunk keeps the session.
+            drop(chunks.pop());
+            returned(&rig, 1);
+            assert_eq!(*chunks[0], *b"first");
+            drop(chunks);
+            returned(&rig, 0);
+        });
+    }
 }
