@@ -128,8 +128,8 @@ impl Sizes {
     }
 }
 
-/// The messages that have begun to arrive: one that arrives in parts, and those that are complete but were not
-/// delivered, because an earlier one is not complete. A peer can make them many.
+/// The messages that have begun to arrive. One arrives in parts. The others are complete, but an earlier one is not. A
+/// peer can make them many.
 #[derive(Debug, Default)]
 pub(super) struct Arriving(BTreeMap<Incoming, Body>);
 

@@ -106,7 +106,7 @@ fn a_reply_wakes_no_task_that_receives() {
     }
 }
 
-/// Otherwise a call that is dropped at this moment would stop all calls behind it.
+/// Otherwise a call that is dropped at this moment would stop all later calls.
 #[test]
 fn a_task_that_was_woken_and_leaves_wakes_the_next_one() {
     for device in DEVICES {
