@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::engine::wire::letter::ExecutedWords;
 use crate::engine::wire::word::WordKey;
-use crate::fabric::clock::{Clock, Time};
+use crate::fabric::clock::Clock;
 use crate::memory::copy::Segment;
 use crate::sync::backoff::Backoff;
 
@@ -137,20 +137,21 @@ pub(crate) struct Visited {
 /// if that process gets no processor.
 const LONGEST_VISIT: Duration = Duration::from_millis(10);
 
-/// Waits for visits that began before their grants were revoked. A process that stays in a visit for too long gets no
-/// further grants, and no visit of this connection is waited for any longer. So each connection of a process can delay
-/// one call, once. The caller holds no lock of a queue pair.
+/// Waits for visits that began before their grants were revoked. All of them together have one limit, because hostile
+/// processes may be many, and have many connections. A connection that is still in its visit then is never waited for
+/// again, and its process gets no further grants. The caller holds no lock of a queue pair.
 pub(crate) fn wait_for_visits(clock: &Clock, visited: impl IntoIterator<Item = Visited>) {
-    // Each process has its own time, because the previous one may be hostile.
-    let mut last: Option<(Weak<dyn ExecutedWords>, Time)> = None;
-    for Visited { words: process, index } in visited {
-        let Some(words) = process.upgrade() else { continue };
-        let Some(visit) = words.visit(index) else { continue };
-        let deadline = match last {
-            Some((last, deadline)) if last.ptr_eq(&process) => deadline,
-            _ => clock.now() + LONGEST_VISIT,
-        };
-        last = Some((process, deadline));
+    let current = |Visited { words, index }: Visited| {
+        let words = words.upgrade()?;
+        words.visit(index).map(|visit| (words, index, visit))
+    };
+    // All visits are found before the first wait, so that each has the whole time to end.
+    let visits: Vec<_> = visited.into_iter().filter_map(current).collect();
+    if visits.is_empty() {
+        return;
+    }
+    let deadline = clock.now() + LONGEST_VISIT;
+    for (words, index, visit) in visits {
         let mut backoff = Backoff::default();
         while words.visit(index) == Some(visit) {
             if clock.now() > deadline {
@@ -164,29 +165,25 @@ pub(crate) fn wait_for_visits(clock: &Clock, visited: impl IntoIterator<Item = V
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     use rdma_types::Psn;
 
     use super::*;
+    use crate::fabric::clock::Time;
 
     /// Another process. Each look at its visits takes a millisecond.
     #[derive(Debug)]
     struct Process {
         clock: Arc<Clock>,
-        /// The number of looks that find a visit.
-        stays: u32,
-        /// The number of looks after which another visit begins.
-        visit: AtomicU32,
-        looks: AtomicU32,
+        /// Returns the visit at this time, in milliseconds.
+        visit: fn(u64) -> Option<u32>,
         ended: AtomicBool,
     }
 
     impl Process {
-        fn new(clock: &Arc<Clock>, stays: u32) -> Arc<Self> {
-            let [looks, visit] = [0, u32::MAX].map(AtomicU32::new);
-            let ended = AtomicBool::new(false);
-            Arc::new(Self { clock: Arc::clone(clock), stays, visit, looks, ended })
+        fn new(clock: &Arc<Clock>, visit: fn(u64) -> Option<u32>) -> Arc<Self> {
+            Arc::new(Self { clock: Arc::clone(clock), visit, ended: AtomicBool::new(false) })
         }
 
         fn visited(self: &Arc<Self>, index: usize) -> Visited {
@@ -208,9 +205,7 @@ mod tests {
 
         fn visit(&self, _: usize) -> Option<u32> {
             self.clock.advance_to(self.clock.now() + Duration::from_millis(1));
-            let looks = self.looks.fetch_add(1, Ordering::Relaxed);
-            let visit = looks / self.visit.load(Ordering::Relaxed);
-            (looks < self.stays && !self.has_ended()).then_some(visit)
+            (self.visit)(milliseconds(&self.clock)).filter(|_| !self.has_ended())
         }
 
         fn end_grants(&self) {
@@ -220,28 +215,56 @@ mod tests {
         fn announce(&self) {}
     }
 
+    fn clock() -> Arc<Clock> {
+        Arc::new(Clock::Virtual(AtomicU64::new(Time::BEGINNING.nanoseconds())))
+    }
+
+    fn milliseconds(clock: &Clock) -> u64 {
+        clock.now().nanoseconds() / 1_000_000
+    }
+
     /// The order is that in which the processes got grants.
     #[test]
     fn a_visit_without_end_ends_the_grants_of_its_process_alone() {
-        let clock = Arc::new(Clock::Virtual(AtomicU64::new(1)));
-        let [hostile, honest] = [u32::MAX, 5].map(|stays| Process::new(&clock, stays));
-        wait_for_visits(&clock, [hostile.visited(0), hostile.visited(1), honest.visited(0)]);
-        assert_eq!([hostile.has_ended(), honest.has_ended()], [true, false]);
-        assert_eq!(
-            honest.looks.load(Ordering::Relaxed),
-            6,
-            "the wait lasted until the visit ended"
-        );
+        for hostile_first in [true, false] {
+            let clock = clock();
+            let hostile = Process::new(&clock, |_| Some(1));
+            let honest = Process::new(&clock, |time| (time < 9).then_some(1));
+            let mut visited = [hostile.visited(0), hostile.visited(1), honest.visited(0)];
+            if !hostile_first {
+                visited.reverse();
+            }
+            wait_for_visits(&clock, visited);
+            assert_eq!([hostile.has_ended(), honest.has_ended()], [true, false]);
+        }
     }
 
-    /// The process leaves each of its visits in time, but all of them together take too long.
     #[test]
-    fn many_visits_of_a_process_have_one_limit() {
-        let clock = Arc::new(Clock::Virtual(AtomicU64::new(1)));
-        let process = Process::new(&clock, u32::MAX);
-        process.visit.store(8, Ordering::Relaxed);
-        wait_for_visits(&clock, (0..100).map(|index| process.visited(index)));
-        assert!(process.has_ended());
-        assert!(process.looks.load(Ordering::Relaxed) < 200, "each visit had its own limit");
+    fn a_wait_ends_with_the_visit() {
+        let clock = clock();
+        let honest = Process::new(&clock, |time| (time < 9).then_some(1));
+        wait_for_visits(&clock, [honest.visited(0)]);
+        assert_eq!((milliseconds(&clock), honest.has_ended()), (9, false));
+    }
+
+    /// A process may have many connections, and start other processes.
+    #[test]
+    fn the_visits_of_all_processes_have_one_limit() {
+        let clock = clock();
+        let processes: Vec<_> = (0..100).map(|_| Process::new(&clock, |_| Some(1))).collect();
+        wait_for_visits(&clock, processes.iter().map(|process| process.visited(0)));
+        assert!(processes.iter().all(|process| process.has_ended()));
+        // Each process is looked at twice.
+        assert_eq!(milliseconds(&clock), 2 * 100 + 10);
+    }
+
+    /// The process is in its next visit when the wait for the hostile one ends.
+    #[test]
+    fn a_visit_that_ends_during_the_wait_for_another_one_is_in_time() {
+        let clock = clock();
+        let hostile = Process::new(&clock, |_| Some(1));
+        let honest = Process::new(&clock, |time| Some(if time < 9 { 1 } else { 3 }));
+        wait_for_visits(&clock, [hostile.visited(0), honest.visited(0)]);
+        assert_eq!([hostile.has_ended(), honest.has_ended()], [true, false]);
     }
 }

@@ -111,7 +111,7 @@ impl Listener {
         if !(self.admits)(user) {
             return false;
         }
-        let Some(guest) = Guest::of(process) else { return false };
+        let Some(guest) = Guest::of(GuestId::new(process, user)) else { return false };
         if request_ring(&connection).is_err() {
             return false;
         }
@@ -149,69 +149,91 @@ impl Task for Listener {
     }
 }
 
+/// The other end of connections from other processes, as far as this process can distinguish them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum GuestId {
+    Process(ProcessId),
+    /// All processes of a user that have no ID in this namespace. The kernel does not report which connections belong
+    /// to the same one of them.
+    User(u32),
+}
+
+impl GuestId {
+    fn new(process: Option<ProcessId>, user: u32) -> Self {
+        process.map_or(Self::User(user), Self::Process)
+    }
+
+    /// Returns true if the process may still be running.
+    fn may_run(self) -> bool {
+        let Self::Process(process) = self else { return true };
+        Pid::from_raw(process.get()).is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
+    }
+
+    /// Returns the maximum number of connections, if this process accepts `most` from all others.
+    fn limit(self, most: usize) -> usize {
+        match self {
+            Self::Process(_) => MOST_OF_PROCESS,
+            // There may be many processes.
+            Self::User(_) => most.div_ceil(2),
+        }
+    }
+}
+
 /// A connection from another process, counted until it is dropped.
 #[derive(Debug)]
 pub(super) struct Guest {
-    /// The process ID, if the process has one in this namespace.
-    process: Option<ProcessId>,
-    /// The conduct of the process, or of this connection if the process has no ID.
+    id: GuestId,
+    /// The conduct of all connections with the same ID.
     conduct: Arc<Conduct>,
 }
 
 /// The open connections from other processes.
-static GUESTS: std::sync::Mutex<Guests> = std::sync::Mutex::new(Guests {
-    all: 0,
-    by_process: BTreeMap::new(),
-    remembered: BTreeMap::new(),
-});
+static GUESTS: std::sync::Mutex<Guests> =
+    std::sync::Mutex::new(Guests { all: 0, by_id: BTreeMap::new(), remembered: BTreeMap::new() });
 
 struct Guests {
     all: usize,
-    /// The number of connections of each process, and its conduct.
-    by_process: BTreeMap<ProcessId, (usize, Arc<Conduct>)>,
-    /// Running processes without connections that get no grants.
-    remembered: BTreeMap<ProcessId, Arc<Conduct>>,
+    /// The number of connections with each ID, and its conduct.
+    by_id: BTreeMap<GuestId, (usize, Arc<Conduct>)>,
+    /// IDs without connections whose processes may still run, and that get no grants.
+    remembered: BTreeMap<GuestId, Arc<Conduct>>,
 }
 
-/// The maximum number of processes without connections that are remembered.
+/// The maximum number of IDs without connections that are remembered.
 const MOST_REMEMBERED: usize = 1024;
 
 impl Guests {
-    /// Returns the connections of a process, and its conduct.
-    fn of(&mut self, process: ProcessId) -> &mut (usize, Arc<Conduct>) {
+    /// Returns the connections with an ID, and its conduct.
+    fn of(&mut self, id: GuestId) -> &mut (usize, Arc<Conduct>) {
         // The ID of a process that has ended may belong to another one now.
-        self.remembered.retain(|process, _| {
-            Pid::from_raw(process.get())
-                .is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
-        });
-        let conduct = self.remembered.remove(&process).unwrap_or_default();
-        self.by_process.entry(process).or_insert((0, conduct))
+        self.remembered.retain(|id, _| id.may_run());
+        let conduct = self.remembered.remove(&id).unwrap_or_default();
+        self.by_id.entry(id).or_insert((0, conduct))
     }
 }
 
+/// Returns the maximum number of connections from other processes: half of this process's limit of open files.
+fn most_guests() -> usize {
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(files / 2).unwrap_or(usize::MAX).min(MOST / 2)
+}
+
 impl Guest {
-    /// Counts another connection from a process. Returns `None` if there are too many.
-    pub(super) fn of(process: Option<ProcessId>) -> Option<Self> {
-        // Other processes may use at most half of this process's limit of open files.
-        let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let most = usize::try_from(files / 2).unwrap_or(usize::MAX).min(MOST / 2);
+    /// Counts another connection with an ID. Returns `None` if there are too many.
+    pub(super) fn of(id: GuestId) -> Option<Self> {
+        let most = most_guests();
         let guests = &mut *locked(&GUESTS);
         if guests.all >= most {
             return None;
         }
-        let conduct = match process {
-            Some(process) => {
-                let (count, conduct) = guests.of(process);
-                if *count >= MOST_OF_PROCESS {
-                    return None;
-                }
-                *count += 1;
-                Arc::clone(conduct)
-            }
-            None => Arc::default(),
-        };
+        let (count, conduct) = guests.of(id);
+        if *count >= id.limit(most) {
+            return None;
+        }
+        *count += 1;
+        let conduct = Arc::clone(conduct);
         guests.all += 1;
-        Some(Self { process, conduct })
+        Some(Self { id, conduct })
     }
 }
 
@@ -219,15 +241,35 @@ impl Drop for Guest {
     fn drop(&mut self) {
         let guests = &mut *locked(&GUESTS);
         guests.all -= 1;
-        let Some(process) = self.process else { return };
-        let Some((count, _)) = guests.by_process.get_mut(&process) else { return };
+        let Some((count, _)) = guests.by_id.get_mut(&self.id) else { return };
         *count -= 1;
         if *count > 0 {
             return;
         }
-        guests.by_process.remove(&process);
+        guests.by_id.remove(&self.id);
         if self.conduct.stays_in_visits() && guests.remembered.len() < MOST_REMEMBERED {
-            guests.remembered.insert(process, Arc::clone(&self.conduct));
+            guests.remembered.insert(self.id, Arc::clone(&self.conduct));
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+#[allow(clippy::unwrap_used)] // A failing helper fails its test.
+mod tests {
+    use super::*;
+
+    /// Otherwise a process outside this PID namespace could begin again as another one with each connection.
+    #[test]
+    fn processes_of_a_user_without_ids_share_their_conduct_and_a_limit() {
+        let [user, other] = [u32::MAX - 1, u32::MAX - 2].map(|user| GuestId::new(None, user));
+        let guest = |id| Guest::of(id).unwrap();
+        let guests: Vec<_> = std::iter::from_fn(|| Guest::of(user)).collect();
+        assert_eq!(guests.len(), most_guests().div_ceil(2));
+        assert!(!guest(other).conduct.stays_in_visits());
+        guests[0].conduct.note_long_visit();
+        assert!(guests.iter().all(|guest| guest.conduct.stays_in_visits()));
+        assert!(!guest(other).conduct.stays_in_visits());
+        drop(guests);
+        assert!(guest(user).conduct.stays_in_visits(), "without a connection meanwhile");
     }
 }

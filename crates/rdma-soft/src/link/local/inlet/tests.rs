@@ -9,6 +9,7 @@ use rdma_proto::wire::{Bth, Headers, Opcode, Operation};
 use rdma_types::{QpState, Qpn};
 
 use super::super::head::{AFTER_GAP, encode, encode_single};
+use super::super::listener::GuestId;
 use super::super::shared::RingSender;
 use super::super::tests::{World, connection};
 use super::*;
@@ -50,7 +51,7 @@ fn inlet(world: &'static World) -> (Arc<Inlet>, RingSender, OwnedFd) {
     let (device, driver) = world.get();
     let (sender, file) = RingSender::new().unwrap();
     let (near, far) = connection();
-    let guest = Guest::of(None).unwrap();
+    let guest = Guest::of(GuestId::User(0)).unwrap();
     let inlet = driver.add(|token| Inlet::new(driver, device, guest, near, token, None)).unwrap();
     inlet.ring.set(RingReceiver::open(file.as_fd()).unwrap()).unwrap();
     (inlet, sender, far)

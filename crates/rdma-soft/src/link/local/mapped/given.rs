@@ -149,10 +149,10 @@ impl RegionFile {
     }
 }
 
-/// The conduct of another process.
+/// The conduct of another process, or of several that have no ID in this namespace.
 #[derive(Debug, Default)]
 pub(in crate::link::local) struct Conduct {
-    /// Whether the process has stayed in a [visit](crate::engine::wire::grant::wait_for_visits) for too long.
+    /// Whether a process has stayed in a [visit](crate::engine::wire::grant::wait_for_visits) for too long.
     stays_in_visits: AtomicBool,
 }
 
@@ -160,6 +160,10 @@ impl Conduct {
     /// Returns true if the process gets no grants.
     pub(in crate::link::local) fn stays_in_visits(&self) -> bool {
         self.stays_in_visits.load(Ordering::Relaxed)
+    }
+
+    pub(in crate::link::local) fn note_long_visit(&self) {
+        self.stays_in_visits.store(true, Ordering::Relaxed);
     }
 }
 
@@ -258,7 +262,7 @@ impl Giver {
     /// Makes all grants of this connection invalid, because the process has stayed in a visit for too long. It gets no
     /// others, on any connection.
     pub(in crate::link::local) fn end_of_process(&self) {
-        self.conduct.stays_in_visits.store(true, Ordering::Relaxed);
+        self.conduct.note_long_visit();
         self.end();
     }
 
