@@ -17,6 +17,7 @@ impl From<Refusal> for Errno {
             Refusal::Busy => Self::EBUSY,
             Refusal::NoFile => Self::EBADF,
             Refusal::TooManyFiles => Self::EMFILE,
+            Refusal::FileTooLong => Self::EFBIG,
             Refusal::Gone => Self::ENODEV,
             Refusal::Unreachable => Self::EHOSTUNREACH,
             Refusal::NotAllowed => Self::EACCES,

@@ -75,6 +75,8 @@ pub(crate) enum Refusal {
     NoFile,
     /// The process has reached its limit of open files: `EMFILE`.
     TooManyFiles,
+    /// A file would be longer than the process may create (`ulimit -f`): `EFBIG`.
+    FileTooLong,
     /// A file whose permissions do not allow this use, or a queue pair of another user's process: `EACCES`.
     NotAllowed,
     /// Something that was requested for the device is missing: `EIO`.
@@ -87,8 +89,12 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// Returns the refusal for a call that could not open file descriptors.
+    /// Returns the refusal for a call that could not open files.
     pub(crate) fn without_files(errno: rustix::io::Errno) -> Self {
-        if errno == rustix::io::Errno::MFILE { Self::TooManyFiles } else { Self::NoRoom }
+        match errno {
+            rustix::io::Errno::MFILE => Self::TooManyFiles,
+            rustix::io::Errno::FBIG => Self::FileTooLong,
+            _ => Self::NoRoom,
+        }
     }
 }

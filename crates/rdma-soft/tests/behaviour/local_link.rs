@@ -25,7 +25,8 @@ use std::time::Instant;
 use rdma_sys::{
     Errno, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_opcode as Done, ibv_wr_opcode as Opcode,
 };
-use test_support::program::is_emulated;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use test_support::program::{in_own_process, is_emulated};
 use test_support::rig::connect::{Endpoint, RTR, Side, attributes, to_init};
 use test_support::rig::datagram::{self, QKEY};
 use test_support::rig::post::Wr;
@@ -119,6 +120,27 @@ fn a_number_that_no_process_has_is_refused() {
     let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..attr };
     assert_eq!(side.qp.modify(attr, RTR), Errno::EHOSTUNREACH.raw());
     assert_eq!(side.qp.state(), ibv_qp_state::IBV_QPS_INIT);
+}
+
+/// The system would end a process that creates a longer file (`ulimit -f`).
+#[test]
+fn a_connection_whose_ring_is_longer_than_a_file_may_be_is_refused() {
+    let test = "local_link::a_connection_whose_ring_is_longer_than_a_file_may_be_is_refused";
+    in_own_process(test, || {
+        rdma_soft::install();
+        let mut peer = Peer::start();
+        let (far, _) = peer.make(ibv_qp_type::IBV_QPT_RC);
+        let side = Side::new("soft0", &Size::default(), 8);
+        let attr = attributes(&side.endpoint(), &far, &PATIENT);
+        to_init(&side.qp, &attr);
+        let limit = getrlimit(Resource::Fsize);
+        for (current, result) in [(ring::SIZE - 1, Errno::EFBIG.raw()), (ring::SIZE, 0)] {
+            setrlimit(Resource::Fsize, Rlimit { current: Some(current), ..limit }).unwrap();
+            let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..attr };
+            assert_eq!(side.qp.modify(attr, RTR), result, "{current} bytes");
+        }
+        peer.end();
+    });
 }
 
 /// One of each kind. The connection is closed and counted, and no other is affected.

@@ -10,6 +10,7 @@
 
 pub(super) mod area;
 pub(super) mod given;
+pub(super) mod memory_file;
 pub(super) mod received;
 
 use crate::engine::wire::grant::Version;

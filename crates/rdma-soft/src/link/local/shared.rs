@@ -19,14 +19,12 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_types::Psn;
-use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
-    ftruncate, memfd_create,
-};
+use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate};
 use rustix::io::{Errno, Result};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use super::head::{AFTER_GAP, SINGLE_HEAD, SingleHead};
+use super::mapped::memory_file;
 use crate::abi::fork::Process;
 use crate::engine::wire::word::WordKey;
 use crate::link::executed::Executed;
@@ -162,16 +160,18 @@ struct Stays {
 
 impl RingSender {
     /// Creates a ring. Returns it with the file that must be sent to the other process.
+    ///
+    /// # Errors
+    /// Fails with `EFBIG` if the file would be longer than this process may create.
     pub(super) fn new() -> Result<(Self, OwnedFd)> {
-        let file = memfd_create("rdma-soft", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let file = memory_file::create("rdma-soft", SIZE as u64)?;
         ftruncate(&file, SIZE as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let memory = Mapping::of(file.as_fd())?;
-        let allocate = |bytes| fallocate(&file, FallocateFlags::empty(), 0, bytes);
-        allocate(BEGIN as u64)?;
+        memory_file::allocate(&file, BEGIN as u64)?;
         let allocated = match memory.allocate(0, FIRST_PAGES) {
             // Linux before 5.14 can only allocate all pages at once.
-            Err(Errno::INVAL) => allocate(SIZE as u64).map(|()| CAPACITY)?,
+            Err(Errno::INVAL) => memory_file::allocate(&file, SIZE as u64).map(|()| CAPACITY)?,
             result => result.map(|()| FIRST_PAGES)?,
         };
         let [tail, allocated, limit] = [0, allocated, CAPACITY].map(AtomicU32::new);

@@ -7,11 +7,11 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rdma_types::AccessFlags;
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
+use rustix::fs::{SealFlags, fcntl_add_seals};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use super::area::{Area, file_size, most};
-use super::{Terms, VERSIONS};
+use super::{Terms, VERSIONS, memory_file};
 use crate::engine::wire::grant::{Version, Visited, Want};
 use crate::engine::wire::letter::ExecutedWords;
 use crate::link::descriptor::Descriptor;
@@ -208,15 +208,12 @@ impl Giver {
 
     /// Sends the versions to the other process. If that fails, the process gets no grants.
     pub(in crate::link::local) fn offer(&self, connection: &Descriptor) {
-        let offered = Descriptor::open(|| {
-            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-            memfd_create("rdma-soft versions", flags)
-        });
-        let offer = |file: Descriptor| {
-            let memory = file.get()?;
+        let offer = || {
             let size = file_size(size_of::<Versions>() as u64).ok_or(Errno::NOMEM)?;
+            let file = Descriptor::open(|| memory_file::create("rdma-soft versions", size as u64))?;
+            let memory = file.get()?;
             // The other process maps no file with holes.
-            fallocate(memory, FallocateFlags::empty(), 0, size as u64)?;
+            memory_file::allocate(memory, size as u64)?;
             let area = Area::map(memory, size, true)?;
             // Later mappings, such as the other process's, cannot be written.
             let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
@@ -224,7 +221,7 @@ impl Giver {
             send_file(connection, &[VERSIONS], memory.as_fd())?;
             Ok::<_, Errno>(area)
         };
-        if let Ok(area) = offered.and_then(offer) {
+        if let Ok(area) = offer() {
             let _ = self.versions.set(area);
         }
     }
