@@ -288,7 +288,7 @@ impl Inlet {
 
     /// Receives from the connection: first the ring, then one notification, and finally the end of the connection. Any
     /// other data ends the connection. Returns true if a question has arrived.
-    fn read_connection(&self) -> bool {
+    fn read_connection(self: &Arc<Self>) -> bool {
         let mut notified = false;
         while !notified {
             let received = match self.ring.get() {
@@ -354,19 +354,18 @@ impl Inlet {
     }
 
     /// Stores the ring, and makes grants possible. Returns true if there was no ring before.
-    fn set_ring(&self, ring: RingReceiver) -> bool {
-        if let Some(giver) = &self.giver {
-            giver.offer(&self.connection);
+    fn set_ring(self: &Arc<Self>, ring: RingReceiver) -> bool {
+        if self.giver.as_ref().is_some_and(|giver| giver.prepare().is_err()) {
+            self.device.tally.rare.unmapped_regions.count();
         }
+        self.give();
         self.ring.set(ring).is_ok()
     }
 
     /// Sends the grants that are wanted.
     fn give(self: &Arc<Self>) {
-        let Some(giver) = self.giver.as_ref().filter(|_| !self.closed.load(Ordering::Relaxed))
-        else {
-            return;
-        };
+        let giver = self.giver.as_ref().filter(|_| !self.closed.load(Ordering::Relaxed));
+        let Some(giver) = giver else { return };
         let own: Arc<dyn ExecutedWords> = Arc::<Self>::clone(self);
         if giver.give(&self.connection, &own) {
             self.entry.set_timer(self.device.fabric.clock.now() + AGAIN);

@@ -7,6 +7,8 @@ use std::thread;
 
 use rdma_proto::wire::{Bth, Headers, Opcode, Operation};
 use rdma_types::{QpState, Qpn};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use test_support::program::in_own_process;
 
 use super::super::head::{AFTER_GAP, encode, encode_single};
 use super::super::listener::GuestId;
@@ -48,13 +50,19 @@ fn path_within(device: &Device) -> Path {
 
 /// Returns both ends of a ring, and the other end of the connection.
 fn inlet(world: &'static World) -> (Arc<Inlet>, RingSender, OwnedFd) {
-    let (device, driver) = world.get();
     let (sender, file) = RingSender::new().unwrap();
-    let (near, far) = connection();
-    let guest = Guest::of(GuestId::User(0)).unwrap();
-    let inlet = driver.add(|token| Inlet::new(driver, device, guest, near, token, None)).unwrap();
+    let (inlet, far) = inlet_without_ring(world, None);
     inlet.ring.set(RingReceiver::open(file.as_fd()).unwrap()).unwrap();
     (inlet, sender, far)
+}
+
+/// Returns the receiving end of a connection, and the other end.
+fn inlet_without_ring(world: &'static World, giver: Option<Giver>) -> (Arc<Inlet>, OwnedFd) {
+    let (device, driver) = world.get();
+    let (near, far) = connection();
+    let guest = Guest::of(GuestId::User(0)).unwrap();
+    let new = |token| Inlet::new(driver, device, guest, near, token, giver);
+    (driver.add(new).unwrap(), far)
 }
 
 impl Written {
@@ -307,4 +315,20 @@ fn data_that_wraps_around_the_end_of_the_ring_is_written_and_read() {
         receiver.remove(message).unwrap();
         out.fill(0);
     }
+}
+
+/// The system would end a process that creates a longer file (`ulimit -f`).
+#[test]
+fn versions_that_cannot_be_made_are_counted() {
+    in_own_process("link::local::inlet::tests::versions_that_cannot_be_made_are_counted", || {
+        static WORLD: World = World::new();
+        let (_sender, file) = RingSender::new().unwrap();
+        let giver = Giver::new(Arc::default(), Arc::default());
+        let (inlet, _far) = inlet_without_ring(&WORLD, Some(giver));
+        let limit = Rlimit { current: Some(0), ..getrlimit(Resource::Fsize) };
+        setrlimit(Resource::Fsize, limit).unwrap();
+        assert!(inlet.set_ring(RingReceiver::open(file.as_fd()).unwrap()));
+        assert_eq!(inlet.device.tally.counters().unmapped_regions, 1);
+        assert_eq!(inlet.lend_version(), None);
+    });
 }

@@ -1,14 +1,14 @@
 //! The grants of this process to others: the files of its regions, and the versions through which it revokes them.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rdma_types::AccessFlags;
 use rustix::fs::{SealFlags, fcntl_add_seals};
-use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::io::{Errno, Result, fcntl_dupfd_cloexec};
 
 use super::area::{Area, file_size, most};
 use super::{Terms, VERSIONS, memory_file};
@@ -173,6 +173,8 @@ pub(in crate::link::local) struct Giver {
     files: Arc<Files>,
     /// The versions, once the other process has them.
     versions: OnceLock<Area>,
+    /// The versions and their file until then.
+    unsent: Mutex<Option<(Descriptor, Area)>>,
     indexes: Mutex<Indexes>,
     wants: Mutex<VecDeque<Want>>,
     /// Whether this connection has ended.
@@ -193,6 +195,7 @@ impl Giver {
             files,
             conduct,
             versions: OnceLock::new(),
+            unsent: Mutex::default(),
             indexes: Mutex::default(),
             wants: Mutex::default(),
             ended: AtomicBool::new(false),
@@ -206,24 +209,36 @@ impl Giver {
         files.get(&key).is_some_and(|file| locked(&file.holders).all.iter().any(is_same))
     }
 
-    /// Sends the versions to the other process. If that fails, the process gets no grants.
-    pub(in crate::link::local) fn offer(&self, connection: &Descriptor) {
-        let offer = || {
-            let size = file_size(size_of::<Versions>() as u64).ok_or(Errno::NOMEM)?;
-            let file = Descriptor::open(|| memory_file::create("rdma-soft versions", size as u64))?;
-            let memory = file.get()?;
-            // The other process maps no file with holes.
-            memory_file::allocate(memory, size as u64)?;
-            let area = Area::map(memory, size, true)?;
-            // Later mappings, such as the other process's, cannot be written.
-            let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
-            fcntl_add_seals(memory, seals | SealFlags::SEAL)?;
-            send_file(connection, &[VERSIONS], memory.as_fd())?;
-            Ok::<_, Errno>(area)
-        };
-        if let Ok(area) = offer() {
-            let _ = self.versions.set(area);
+    /// Makes the versions, which [`give`](Self::give) sends before the first grant.
+    ///
+    /// # Errors
+    /// Fails if this process can make no such file, or cannot map it. The other process then gets no grants.
+    pub(in crate::link::local) fn prepare(&self) -> Result<()> {
+        let size = file_size(size_of::<Versions>() as u64).ok_or(Errno::NOMEM)?;
+        let file = Descriptor::open(|| memory_file::create("rdma-soft versions", size as u64))?;
+        let memory = file.get()?;
+        // The other process maps no file with holes.
+        memory_file::allocate(memory, size as u64)?;
+        let area = Area::map(memory, size, true)?;
+        // Later mappings, such as the other process's, cannot be written.
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
+        fcntl_add_seals(memory, seals | SealFlags::SEAL)?;
+        *locked(&self.unsent) = Some((file, area));
+        Ok(())
+    }
+
+    /// Sends the versions if they are not sent yet. Returns true if the system cannot send them now.
+    fn must_offer_again(&self, connection: &Descriptor) -> bool {
+        let unsent = &mut *locked(&self.unsent);
+        let Some((file, area)) = unsent.take() else { return false };
+        let sent = file.get().and_then(|memory| send_file(connection, &[VERSIONS], memory));
+        match sent {
+            Ok(()) => _ = self.versions.set(area),
+            Err(errno) if passes(errno) => *unsent = Some((file, area)),
+            // The connection has ended, or the other process maps nothing.
+            Err(_) => {}
         }
+        unsent.is_some()
     }
 
     fn words(&self) -> Option<&Versions> {
@@ -294,24 +309,23 @@ impl Giver {
         }
     }
 
-    /// Sends the grants that are wanted. Returns true if the system cannot send one now, so that this must be called
-    /// again.
+    /// Sends the versions and the grants that are wanted. Returns true if the system cannot send one now, so that
+    /// this must be called again.
     pub(in crate::link::local) fn give(
         &self,
         connection: &Descriptor,
         to: &Arc<dyn ExecutedWords>,
     ) -> bool {
+        if self.versions.get().is_none() && self.must_offer_again(connection) {
+            return true;
+        }
         loop {
             let want = locked(&self.wants).pop_front().filter(|_| !self.gives_nothing());
             let Some(want) = want else { return false };
             let Some((terms, file)) = self.files.terms(&want, to) else { continue };
             let file = file.file.get();
             let sent = file.and_then(|file| send_file(connection, &terms.encode(), file));
-            // The same errors as for the ring.
-            if let Err(
-                Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM | Errno::AGAIN | Errno::INTR,
-            ) = sent
-            {
+            if sent.is_err_and(passes) {
                 locked(&self.wants).push_front(want);
                 return true;
             }
@@ -319,20 +333,71 @@ impl Giver {
     }
 }
 
+/// Returns true if a file may be sent later, after an attempt that failed with this error. The errors are those of the
+/// ring.
+fn passes(errno: Errno) -> bool {
+    matches!(errno, Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM | Errno::AGAIN | Errno::INTR)
+}
+
 #[cfg(all(test, not(loom)))]
+#[allow(clippy::unwrap_used)] // A failing helper fails its test.
 mod tests {
+    use rdma_types::Psn;
+    use rustix::net::{RecvFlags, SendFlags, recv, send};
+
     use super::*;
     use crate::engine::wire::word::WordKey;
+    use crate::link::local::tests::connection;
+
+    /// Another process.
+    #[derive(Debug)]
+    struct Process;
+
+    impl ExecutedWords for Process {
+        fn store(&self, _: WordKey, _: Psn) {}
+
+        fn is_patient(&self, _: WordKey) -> bool {
+            false
+        }
+
+        fn lend_version(&self) -> Option<Version> {
+            Some(Version { index: 1, value: 0 })
+        }
+
+        fn announce(&self) {}
+    }
+
+    fn process() -> Arc<dyn ExecutedWords> {
+        Arc::new(Process)
+    }
+
+    fn want(key: u32, domain: u64) -> Want {
+        let version = Version { index: 0, value: 0 };
+        Want { key, word: WordKey::new(0, key), domain, access: RIGHTS, version }
+    }
 
     /// The other process does not read its socket, so that nothing can be sent.
     #[test]
     fn grants_that_wait_are_limited() {
         let giver = Giver::new(Arc::default(), Arc::default());
-        let version = Version { index: 0, value: 0 };
-        for key in 0..5_000 {
-            let word = WordKey::new(0, key);
-            giver.want(Want { key, word, domain: 0, access: 0, version });
-        }
+        (0..5_000).for_each(|key| giver.want(want(key, 0)));
         assert_eq!(locked(&giver.wants).len(), MOST_WANTS);
+    }
+
+    #[test]
+    fn versions_that_cannot_be_sent_now_are_sent_later() {
+        let giver = Giver::new(Arc::default(), Arc::default());
+        let ((near, far), to) = (connection(), process());
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        while send(near.get().unwrap(), &[0], flags).is_ok() {}
+        giver.prepare().unwrap();
+        assert!(giver.give(&near, &to), "the socket's buffer is full");
+        assert_eq!(giver.lend(), None);
+        while recv(&far, &mut [0; 2], RecvFlags::DONTWAIT).is_ok() {}
+        assert!(!giver.give(&near, &to));
+        let mut message = [0; 2];
+        assert_eq!(recv(&far, &mut message, RecvFlags::DONTWAIT).unwrap().0, 1);
+        assert_eq!(message[0], VERSIONS);
+        assert_eq!(giver.lend(), Some(Version { index: 0, value: 0 }));
     }
 }
