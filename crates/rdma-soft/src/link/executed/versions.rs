@@ -28,12 +28,12 @@ pub(crate) struct Versions {
 impl Versions {
     /// Returns a version, or `None` if the index is out of range.
     pub(crate) fn get(&self, index: u32) -> Option<u32> {
-        Some(self.words.get(index as usize)?.load(Ordering::Acquire))
+        self.words.get(index as usize).map(acquire)
     }
 
     /// Returns a number that differs from an earlier one if versions have changed between the calls.
     pub(crate) fn changes(&self) -> u32 {
-        self.changes.load(Ordering::Acquire)
+        acquire(&self.changes)
     }
 
     /// Owner: makes the grants with this version invalid. The caller then calls [`ordered`].
@@ -43,6 +43,15 @@ impl Versions {
             self.changes.fetch_add(1, Ordering::Release);
         }
     }
+}
+
+/// Returns the value of a word that may be in memory mapped for reading alone, with acquire ordering. Rust guarantees
+/// only relaxed loads of such memory.
+#[inline]
+fn acquire(word: &AtomicU32) -> u32 {
+    let value = word.load(Ordering::Relaxed);
+    fence(Ordering::Acquire);
+    value
 }
 
 /// Owner: orders the changes of versions before the reads of visits that follow.
