@@ -1,13 +1,15 @@
 //! Shared regions whose pages other processes may map.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read as _};
 use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, PoisonError};
 
-use rdma_mem::{AccessFlags, RegionMemory, SharedRegion, open_device};
+use rdma_mem::{AccessFlags, BufferPool, RegionMemory, SharedRegion, open_device};
 use rustix::fs::{SealFlags, fcntl_get_seals};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use test_support::program::in_own_process;
+use test_support::rig::fork::{Child, mapped_pages};
 
 const LENGTH: usize = (64 << 10) + 5;
 
@@ -25,9 +27,12 @@ fn write() -> AccessFlags {
     AccessFlags::new().with_local_write().with_remote_write().with_remote_read()
 }
 
-/// Opens the file of the region that begins with `mark`, as another process that got its descriptor could, if the
+/// Opens the file of the region that contains `mark`, as another process that got its descriptor could, if the
 /// device keeps such a file.
 fn file_of(mark: &[u8; 16]) -> Option<File> {
+    /// A search opens the files of other tests for a moment, and another search would find them.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let open = fs::read_dir("/proc/self/fd").unwrap().flatten().map(|entry| entry.path());
     let is_region = |path: &std::path::PathBuf| {
         let name = fs::read_link(path).unwrap_or_default();
@@ -36,9 +41,9 @@ fn file_of(mark: &[u8; 16]) -> Option<File> {
     let files = open.filter(is_region);
     let mut files =
         files.filter_map(|path| OpenOptions::new().read(true).write(true).open(path).ok());
-    files.find(|file| {
-        let mut found = [0; 16];
-        file.read_exact_at(&mut found, 0).is_ok_and(|()| found == *mark)
+    files.find(|mut file| {
+        let mut found = Vec::new();
+        file.read_to_end(&mut found).is_ok() && found.windows(mark.len()).any(|part| part == mark)
     })
 }
 
@@ -108,6 +113,51 @@ fn other_regions_have_no_file() {
         let address = region.remote().address();
         let memory = region.close().unwrap();
         assert_eq!(memory.as_ptr().addr() as u64, address, "it did not move");
+    }
+}
+
+/// Programs have references to such memory, or lend it to one peer.
+#[test]
+fn memory_that_is_not_allocated_for_peers_has_no_file() {
+    let mark = b"not for the peer";
+    rdma_soft::install();
+    let pd = open_device("soft0").unwrap().allocate_pd().unwrap();
+    let memory = || RegionMemory::allocate(LENGTH).unwrap();
+    let check = |what| assert!(file_of(mark).is_none(), "{what}");
+
+    let shared = pd.register_shared(memory(), write()).unwrap();
+    shared.write(0, mark).unwrap();
+    check("registered memory");
+    for owned in [
+        pd.allocate_region(LENGTH),
+        pd.allocate_bindable_region(LENGTH),
+        pd.register_owned(memory()).map_err(|(_, error)| error),
+        pd.register_bindable(memory()).map_err(|(_, error)| error),
+    ] {
+        owned.unwrap()[..16].copy_from_slice(mark);
+        check("an owned region");
+    }
+    for pool in [
+        BufferPool::new(&pd),
+        BufferPool::without_windows(&pd, LENGTH),
+        BufferPool::with_read_windows(&pd, LENGTH),
+    ] {
+        let mut buffer = pool.allocate(LENGTH).unwrap();
+        buffer[..16].copy_from_slice(mark);
+        check("a pool");
+    }
+}
+
+/// A child that wrote there would write its parent's memory.
+#[test]
+fn a_forked_child_has_no_page_of_a_region_that_peers_map() {
+    let pages = LENGTH.div_ceil(rustix::param::page_size());
+    for (access, of_child) in [(write(), 0), (write().with_mw_bind(), pages)] {
+        let region = allocate(LENGTH, access);
+        let mapped = || mapped_pages(region.remote().address(), LENGTH);
+        assert_eq!(mapped(), pages);
+        Child::fork(|| assert_eq!(mapped(), of_child)).join();
+        assert_eq!(mapped(), pages);
     }
 }
 

@@ -18,6 +18,7 @@ mod random;
 mod receiver;
 mod ring;
 mod stopped;
+mod with_files;
 
 use std::collections::BTreeSet;
 use std::time::Instant;

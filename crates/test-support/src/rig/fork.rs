@@ -1,7 +1,9 @@
 //! Forks child processes.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // Like the rig.
 
+use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
 
 use super::verbs;
 
@@ -31,6 +33,18 @@ impl Child {
         assert!(libc::WIFEXITED(status), "ended by signal {}", libc::WTERMSIG(status));
         assert_eq!(libc::WEXITSTATUS(status), 0, "the child failed");
     }
+}
+
+/// Returns the number of pages in this range that are mapped in this process. A forked child of a process with threads
+/// may call it, because it only makes system calls.
+#[must_use]
+pub fn mapped_pages(address: u64, length: usize) -> usize {
+    let page = rustix::param::page_size();
+    let start = ptr::without_provenance_mut::<c_void>(address as usize);
+    // The call fails if the page is not mapped, and otherwise changes nothing (`man 2 msync`).
+    let is_mapped =
+        |at: &usize| unsafe { libc::msync(start.wrapping_byte_add(*at), page, libc::MS_ASYNC) } == 0;
+    (0..length).step_by(page).filter(is_mapped).count()
 }
 
 /// Exits from this process with success, without running exit handlers.

@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use rdma_soft::{Builder, Peers, Schedule, SoftDevice};
+use rdma_soft::{Builder, Peers, SoftDevice};
 use rdma_sys::{
     ibv_gid, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, ibv_qp_type, ibv_wc_opcode as Done,
     ibv_wc_status as Status, ibv_wr_opcode as Opcode,
@@ -12,10 +12,7 @@ use test_support::program::{in_own_process, is_emulated};
 use test_support::rig::connect::{Knobs, Side, attributes};
 use test_support::rig::memory::deregister;
 use test_support::rig::post::Wr;
-use test_support::rig::{
-    ALL_ACCESS, LOCAL_WRITE, MW_BIND, Mr, Pd, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, Size,
-    ZERO_BASED, until,
-};
+use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, Pd, REMOTE_READ, REMOTE_WRITE, Size, until};
 
 use crate::two_processes::near::{MAPPED, Near, PATIENT};
 use crate::two_processes::peer::{LENGTH, Peer, read, simulate_earlier_kernel, sum};
@@ -542,47 +539,6 @@ fn the_memory_of_a_process_that_has_ended_is_released() {
             until("released memory", || !is_mapped());
         },
     );
-}
-
-#[test]
-fn only_some_regions_of_some_devices_have_files() {
-    let wants = |device: &str, length, access| {
-        Side::new(device, &Size::default(), 8).pd.wants_file(length, access)
-    };
-    rdma_soft::install();
-    let long = 64 << 10;
-    for access in [ALL_ACCESS, REMOTE_READ, REMOTE_ATOMIC | LOCAL_WRITE, REMOTE_READ | ZERO_BASED] {
-        assert!(wants("soft0", long, access), "{access}");
-        assert!(!wants("soft0", long - 1, access), "{access}");
-        assert!(!wants("soft0", 1 << 60, access), "{access}: more memory than a machine has");
-    }
-    let refused = [
-        0,
-        LOCAL_WRITE,
-        LOCAL_WRITE | REMOTE_WRITE,
-        LOCAL_WRITE | REMOTE_WRITE | REMOTE_ATOMIC,
-        ALL_ACCESS | MW_BIND,
-    ];
-    for access in refused {
-        assert!(!wants("soft0", long, access), "{access}");
-    }
-    let shared = |name: &str| Builder::new(name).peers(Peers::SameUser);
-    let devices = [
-        Builder::new("mapped-alone"),
-        Builder::new("mapped-any").peers(Peers::AnyUser),
-        shared("mapped-not").mapped(false),
-        shared("mapped-packets").force_wire(),
-        shared("mapped-held").schedule(Schedule::Held),
-        shared("mapped-deferred").schedule(Schedule::Deferred { seed: 1 }),
-        shared("mapped-lossy").lossy(0.1, 1),
-        shared("mapped-faulty").faults("seed=7; fail=0.1%:RNR_RETRY_EXC".parse().unwrap()),
-    ];
-    for device in devices {
-        let device = device.install().unwrap();
-        assert!(!wants(device.name(), long, ALL_ACCESS), "{}", device.name());
-    }
-    let device = shared("mapped-shared").install().unwrap();
-    assert!(wants(device.name(), long, ALL_ACCESS));
 }
 
 #[test]

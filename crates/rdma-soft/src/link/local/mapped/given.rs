@@ -342,6 +342,8 @@ fn passes(errno: Errno) -> bool {
 #[cfg(all(test, not(loom)))]
 #[allow(clippy::unwrap_used)] // A failing helper fails its test.
 mod tests {
+    use std::os::fd::AsFd as _;
+
     use rdma_types::Psn;
     use rustix::net::{RecvFlags, SendFlags, recv, send};
 
@@ -399,5 +401,22 @@ mod tests {
         assert_eq!(recv(&far, &mut message, RecvFlags::DONTWAIT).unwrap().0, 1);
         assert_eq!(message[0], VERSIONS);
         assert_eq!(giver.lend(), Some(Version { index: 0, value: 0 }));
+    }
+
+    #[test]
+    fn a_region_is_granted_only_to_queue_pairs_of_its_domain() {
+        const DOMAINS: [u64; 2] = [1, 2];
+        let (files, length) = (Files::default(), 64 << 10);
+        let file = memory_file::create("test", length).unwrap();
+        for (key, scope) in (0..).zip(DOMAINS) {
+            let region = Region { address: 0, iova: 0, length, access: RIGHTS, scope };
+            assert!(files.keep(key, &region, file.as_fd()));
+        }
+        for (key, scope) in (0..).zip(DOMAINS) {
+            for domain in DOMAINS {
+                let terms = files.terms(&want(key, domain), &process());
+                assert_eq!(terms.is_some(), domain == scope, "{key} {domain}");
+            }
+        }
     }
 }

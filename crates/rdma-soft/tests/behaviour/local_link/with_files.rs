@@ -1,0 +1,51 @@
+//! The regions whose memory is in a file, so that other processes can map it.
+
+use rdma_soft::{Builder, Network, Peers, Schedule};
+use test_support::rig::connect::Side;
+use test_support::rig::{
+    ALL_ACCESS, LOCAL_WRITE, MW_BIND, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, Size, ZERO_BASED,
+};
+
+#[test]
+fn only_some_regions_of_some_devices_have_files() {
+    let wants = |device: &str, length, access| {
+        Side::new(device, &Size::default(), 8).pd.wants_file(length, access)
+    };
+    rdma_soft::install();
+    let long = 64 << 10;
+    for access in [ALL_ACCESS, REMOTE_READ, REMOTE_ATOMIC | LOCAL_WRITE, REMOTE_READ | ZERO_BASED] {
+        assert!(wants("soft0", long, access), "{access}");
+        assert!(!wants("soft0", long - 1, access), "{access}");
+        assert!(!wants("soft0", 1 << 60, access), "{access}: more memory than a machine has");
+    }
+    let refused = [
+        0,
+        LOCAL_WRITE,
+        LOCAL_WRITE | REMOTE_WRITE,
+        LOCAL_WRITE | REMOTE_WRITE | REMOTE_ATOMIC,
+        ALL_ACCESS | MW_BIND,
+    ];
+    for access in refused {
+        assert!(!wants("soft0", long, access), "{access}");
+    }
+    let shared = |name: &str| Builder::new(name).peers(Peers::SameUser);
+    let (folder, network) = (tempfile::tempdir().unwrap(), Network::simulated(1));
+    let devices = [
+        Builder::new("mapped-alone"),
+        Builder::new("mapped-any").peers(Peers::AnyUser),
+        shared("mapped-not").mapped(false),
+        shared("mapped-packets").force_wire(),
+        shared("mapped-held").schedule(Schedule::Held),
+        shared("mapped-deferred").schedule(Schedule::Deferred { seed: 1 }),
+        shared("mapped-lossy").lossy(0.1, 1),
+        shared("mapped-captured").pcap(folder.path().join("pcap")),
+        shared("mapped-simulated").network(&network),
+        shared("mapped-faulty").faults("seed=7; fail=0.1%:RNR_RETRY_EXC".parse().unwrap()),
+    ];
+    for device in devices {
+        let device = device.install().unwrap();
+        assert!(!wants(device.name(), long, ALL_ACCESS), "{}", device.name());
+    }
+    let device = shared("mapped-shared").install().unwrap();
+    assert!(wants(device.name(), long, ALL_ACCESS));
+}
