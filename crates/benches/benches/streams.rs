@@ -6,7 +6,7 @@
 //! A write has 64 KiB. A read copies at most 64 KiB. The reader of a stream can also take chunks, which are not copied.
 //! `RDMA_DEVICE` names a device other than soft0, and `RDMA_TURNS` a number of turns other than 9. The bench prints the
 //! median of the turns. For profiles, the argument `one` or `two` selects the number of processes, and `read`, `chunks`
-//! or `tcp` selects streams or TCP.
+//! or `tcp` selects streams or TCP. The argument `halves` measures the lock of a stream's halves instead.
 #![allow(clippy::panic)] // a failing bench reports it
 
 use std::env;
@@ -15,11 +15,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use rdma_async::Endpoint;
-use rdma_async::message::{Options, Stream};
+use rdma_async::message::{Options, ReadHalf, Stream, WriteHalf};
 use rdma_mem::open_device;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -43,6 +44,9 @@ fn main() {
         if arguments.iter().any(|argument| argument == SERVE) {
             writeln!(stdout(), "{}", serve().await?.join("\n"))?;
             return std::future::pending().await;
+        }
+        if arguments.iter().any(|argument| argument == "halves") {
+            return compare_halves().await;
         }
         compare(&arguments).await
     });
@@ -119,9 +123,78 @@ async fn turn(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Outcome<f64
     Ok(TURN as f64 / begin.elapsed().as_secs_f64() / 1e9)
 }
 
+fn turns() -> usize {
+    env::var("RDMA_TURNS").ok().and_then(|turns| turns.parse().ok()).unwrap_or(9)
+}
+
+/// Sends in both directions at once, with one stream whose halves are in different tasks, and with a stream for each
+/// direction. Both take the same tasks and bytes, so the difference is the lock that halves share.
+async fn compare_halves() -> Outcome<()> {
+    let endpoint = endpoint()?;
+    let listener = endpoint.listen_for_streams(ANY, Options::new()).await?;
+    let address = listener.local_addr();
+    let mut speeds = [const { Vec::new() }; 2];
+    for _ in 0..turns() {
+        for (shared, speeds) in [true, false].into_iter().zip(&mut speeds) {
+            let mut ends = Vec::new();
+            for _ in 0..2 {
+                let (client, server) = tokio::join!(
+                    endpoint.connect_stream(address, Options::new()),
+                    listener.accept()
+                );
+                ends.push([client?.into_split(), server?.into_split()]);
+            }
+            let [[one, at_one], [other, at_other]] =
+                <[_; 2]>::try_from(ends).map_err(|_| "two streams were connected")?;
+            // Halves that are not used stay open until the end of this block.
+            let forth = (one.1, at_one.0);
+            let back = if shared { (at_one.1, one.0) } else { (at_other.1, other.0) };
+            speeds.push(both_ways(forth, back).await?);
+        }
+    }
+    let [shared, own] = speeds.map(|mut speeds| median(&mut speeds));
+    let ratio = shared / own;
+    writeln!(
+        stdout(),
+        "both directions: halves {shared:6.2} GB/s, streams of their own {own:6.2}, ratio {ratio:5.2}"
+    )?;
+    Ok(())
+}
+
+/// Returns the speed of two directions together in GB/s.
+async fn both_ways(forth: (WriteHalf, ReadHalf), back: (WriteHalf, ReadHalf)) -> Outcome<f64> {
+    let begin = Instant::now();
+    let mut tasks = JoinSet::new();
+    for (mut writer, mut reader) in [forth, back] {
+        tasks.spawn(async move {
+            let bytes = vec![7; LENGTH];
+            for _ in 0..TURN / LENGTH {
+                writer.write_all(&bytes).await?;
+            }
+            // An end would stop the other direction's halves from sharing anything.
+            Outcome::Ok(Some(writer))
+        });
+        tasks.spawn(async move {
+            let mut buffer = vec![0; LENGTH];
+            let mut left = TURN;
+            while left > 0 {
+                match reader.read(&mut buffer).await? {
+                    0 => return Err("the stream has ended early".into()),
+                    length => left -= length,
+                }
+            }
+            Ok(None)
+        });
+    }
+    let mut writers = Vec::new();
+    while let Some(outcome) = tasks.join_next().await {
+        writers.push(outcome??);
+    }
+    Ok(2.0 * TURN as f64 / begin.elapsed().as_secs_f64() / 1e9)
+}
+
 async fn compare(arguments: &[String]) -> Outcome<()> {
-    let turns = env::var("RDMA_TURNS").ok().and_then(|turns| turns.parse().ok());
-    let turns: usize = turns.unwrap_or(9);
+    let turns = turns();
     // Without a name of a group, all of the group are selected.
     let selects = |name: &str, group: &[&str]| {
         let mut named = arguments.iter().filter(|argument| group.contains(&argument.as_str()));
