@@ -376,6 +376,12 @@ impl MessagesListener {
         self.0.accept(Messages::prepare, Messages::start).await
     }
 
+    /// Same as [`StreamListener::has_ended`](super::StreamListener::has_ended).
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.0.has_ended()
+    }
+
     /// Returns the address at which the listener listens.
     #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {

@@ -16,6 +16,20 @@ use super::rig::{byte, check, endpoint, fill, overwrite, stream_and_peer, stream
 use crate::common::host::Host;
 use crate::common::{DEVICES, run, run_in_one_thread};
 
+#[test]
+fn listeners_report_that_their_runtime_has_ended() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (streams, messages) = runtime.block_on(async {
+        let (endpoint, options) = (endpoint("soft0"), Options::new());
+        let streams = endpoint.listen_for_streams("127.0.0.1:0", options).await.unwrap();
+        let messages = endpoint.listen_for_messages("127.0.0.1:0", options).await.unwrap();
+        (streams, messages)
+    });
+    assert_eq!([streams.has_ended(), messages.has_ended()], [false; 2]);
+    drop(runtime);
+    assert_eq!([streams.has_ended(), messages.has_ended()], [true; 2]);
+}
+
 /// Writes until it fails. Returns the kind of the error.
 async fn write_until_it_fails(stream: &mut Stream) -> ErrorKind {
     loop {
