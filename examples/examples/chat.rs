@@ -101,16 +101,16 @@ async fn host(member: Messages, lines: Lines) -> Result<(), Failure> {
     ended
 }
 
-/// Sends all lines to a member. If it reads slowly, skips lines and reports their number.
+/// Posts all lines to a member. If it reads slowly, skips lines and reports their number.
 async fn pass_on(
     lines: &mut broadcast::Receiver<String>,
     member: &Messages,
 ) -> Result<(), Failure> {
     loop {
         match lines.recv().await {
-            Ok(line) => member.send(line.as_bytes()).await?,
+            Ok(line) => member.post(line.as_bytes()).await?,
             Err(RecvError::Lagged(count)) => {
-                member.send(format!("{count} lines skipped").as_bytes()).await?;
+                member.post(format!("{count} lines skipped").as_bytes()).await?;
             }
             Err(RecvError::Closed) => return Ok(()),
         }
