@@ -42,9 +42,10 @@ use crate::region::probe;
 /// A connection that carries messages of any length, in order, in both directions. A message may be a request, to which
 /// the peer replies.
 ///
-/// All functions take `&self`, so several tasks can send, call and receive at once. Messages of one task are sent in the
-/// order of its calls. A peer that does not [receive](Self::receive) stops the senders; replies then wait too, because
-/// they arrive in order with the messages. So an end that calls also receives, in another task or with `select!`.
+/// All functions take `&self`, so several tasks can send, call and receive at once. A task that awaits each call sends in
+/// the order of its calls. Calls that wait at the same time begin in any order. A peer that does not
+/// [receive](Self::receive) stops the senders; replies then wait too, because they arrive in order with the messages. So
+/// an end that calls also receives, in another task or with `select!`.
 ///
 /// Dropping this value returns at once. Messages that were begun are still sent, and what arrives is discarded. The
 /// connection ends when both ends have finished, or is reset after [`Options::linger`].

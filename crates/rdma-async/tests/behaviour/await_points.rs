@@ -4,6 +4,7 @@
 
 mod connections;
 mod leases;
+mod messages;
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
