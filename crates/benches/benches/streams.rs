@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use rdma_async::Endpoint;
-use rdma_async::message::{Options, ReadHalf, Stream, WriteHalf};
+use rdma_async::message::{Options, ReadHalf, Stream, StreamListener, WriteHalf};
 use rdma_mem::open_device;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -132,20 +132,11 @@ fn turns() -> usize {
 async fn compare_halves() -> Outcome<()> {
     let endpoint = endpoint()?;
     let listener = endpoint.listen_for_streams(ANY, Options::new()).await?;
-    let address = listener.local_addr();
     let mut speeds = [const { Vec::new() }; 2];
     for _ in 0..turns() {
         for (shared, speeds) in [true, false].into_iter().zip(&mut speeds) {
-            let mut ends = Vec::new();
-            for _ in 0..2 {
-                let (client, server) = tokio::join!(
-                    endpoint.connect_stream(address, Options::new()),
-                    listener.accept()
-                );
-                ends.push([client?.into_split(), server?.into_split()]);
-            }
-            let [[one, at_one], [other, at_other]] =
-                <[_; 2]>::try_from(ends).map_err(|_| "two streams were connected")?;
+            let [one, at_one] = halves(&endpoint, &listener).await?;
+            let [other, at_other] = halves(&endpoint, &listener).await?;
             // Halves that are not used stay open until the end of this block.
             let forth = (one.1, at_one.0);
             let back = if shared { (at_one.1, one.0) } else { (at_other.1, other.0) };
@@ -159,6 +150,16 @@ async fn compare_halves() -> Outcome<()> {
         "both directions: halves {shared:6.2} GB/s, streams of their own {own:6.2}, ratio {ratio:5.2}"
     )?;
     Ok(())
+}
+
+/// Connects a stream. Returns the halves of both ends.
+async fn halves(
+    endpoint: &Endpoint,
+    listener: &StreamListener,
+) -> Outcome<[(ReadHalf, WriteHalf); 2]> {
+    let connect = endpoint.connect_stream(listener.local_addr(), Options::new());
+    let (client, server) = tokio::try_join!(connect, listener.accept())?;
+    Ok([client.into_split(), server.into_split()])
 }
 
 /// Returns the speed of two directions together in GB/s.

@@ -98,7 +98,7 @@ impl Ends {
         assert_queue_pairs(provider, 0).await;
     }
 
-    /// Both ends, after each has received a message.
+    /// Both ends, after each has received some messages.
     async fn open(device: &str) -> (Self, Arc<Provider>) {
         let (pair, provider) = Pair::faulty_with(device, |qp| options().fit(qp));
         let mut ends = Self::create(pair).await;
