@@ -128,10 +128,11 @@ fn turns() -> usize {
 }
 
 /// Sends in both directions at once, with one stream whose halves are in different tasks, and with a stream for each
-/// direction. Both take the same tasks and bytes, so the difference is the lock that halves share.
+/// direction. Both take the same tasks and bytes, so the difference is the lock that halves share. Each end has its own
+/// endpoint, as in two programs.
 async fn compare_halves() -> Outcome<()> {
-    let endpoint = endpoint()?;
-    let listener = endpoint.listen_for_streams(ANY, Options::new()).await?;
+    let [endpoint, peer] = [endpoint()?, endpoint()?];
+    let listener = peer.listen_for_streams(ANY, Options::new()).await?;
     let mut speeds = [const { Vec::new() }; 2];
     for _ in 0..turns() {
         for (shared, speeds) in [true, false].into_iter().zip(&mut speeds) {

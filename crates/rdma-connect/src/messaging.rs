@@ -26,7 +26,7 @@ use rdma_message::frame::{CloseReason, Frame, Remote};
 use rdma_message::{ConnectionError, Incoming, Operation, Output};
 
 pub use body::Body;
-pub use bytes::{Arrived, StreamState, chunk_bytes};
+pub use bytes::{Arrived, StreamFrame, StreamState, WriteCursor, chunk_bytes};
 pub use error::MessageError;
 pub use lender::{LeaseRequests, Lender};
 pub use mailbox::{Begun, Content, Mailbox, Received, Start};

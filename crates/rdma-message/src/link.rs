@@ -61,6 +61,9 @@ pub(crate) struct Link {
     /// The receives to post, each with whether this grants the peer a receive.
     reposts: VecDeque<(u32, bool)>,
     sends: SendSlots,
+    /// Whether the driver has not posted the last frame of a write. The queue pair must send frames in
+    /// the order of their headers.
+    pub(crate) is_unposted: bool,
     /// The number of frames with data that have not completed.
     data_in_flight: u32,
     pub(crate) finish: Finish,
@@ -99,6 +102,7 @@ impl Link {
             peer: None,
             reposts: VecDeque::new(),
             sends: SendSlots::new(options.sends),
+            is_unposted: false,
             data_in_flight: 0,
             finish: Finish::None,
             peer_has_all: false,
@@ -334,7 +338,7 @@ impl Link {
                 self.hello_sent = true;
                 Some(Output::Send(transmit))
             }
-            Phase::Closing(reason) => {
+            Phase::Closing(reason) if !self.is_unposted => {
                 let transmit = self.post(Body::Close(reason), Payload::Empty, Use::Close)?;
                 self.phase = Phase::Closed;
                 Some(Output::Send(transmit))

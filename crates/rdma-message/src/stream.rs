@@ -15,7 +15,8 @@ use crate::output::{Chunk, Output, Payload, Transmit};
 /// it returns `None`.
 ///
 /// - **Writing.** [`write`](Self::write) accepts bytes only if it can send them, so accepted bytes
-///   are always posted. [`finish`](Self::finish) sends the end of the stream.
+///   are always posted. Until [`posted`](Self::posted), no other frame is sent, so a driver can copy
+///   and post them without its lock. [`finish`](Self::finish) sends the end of the stream.
 /// - **Reading.** Each [`Output::Data`] has the next bytes. The driver releases the chunks in any
 ///   order. A slot is posted again when its own chunk is released.
 /// - **Half-close.** Each direction finishes on its own. [`stop`](Self::stop) reports to the peer
@@ -89,13 +90,15 @@ impl Stream {
         self.link.sent(slot);
     }
 
-    /// Accepts the first of `wanted` bytes. The driver posts the SEND before it polls again. Returns
-    /// `None` if no bytes can be sent now; [`Output::Writable`] follows.
+    /// Accepts the first of `wanted` bytes. The driver posts the SEND, and then calls
+    /// [`posted`](Self::posted). Meanwhile it may report events and poll, but not write or finish.
+    /// Returns `None` if no bytes can be sent now; [`Output::Writable`] follows.
     ///
     /// # Errors
     ///
     /// Fails if the stream is not open, has finished or ended, or if the peer no longer reads.
     pub fn write(&mut self, wanted: usize) -> Result<Option<Transmit>, SendError> {
+        debug_assert!(!self.link.is_unposted, "the last write was not posted");
         self.link.opened()?;
         if self.link.finish != Finish::None {
             return Err(SendError::Finished);
@@ -112,7 +115,14 @@ impl Stream {
             return Ok(None);
         }
         self.blocked = None;
-        Ok(self.link.send(Body::Data, Payload::Stream { len }, Use::Data))
+        let transmit = self.link.send(Body::Data, Payload::Stream { len }, Use::Data);
+        self.link.is_unposted = transmit.is_some();
+        Ok(transmit)
+    }
+
+    /// Records that the SEND of the last [`write`](Self::write) is posted, or cannot be posted.
+    pub const fn posted(&mut self) {
+        self.link.is_unposted = false;
     }
 
     /// Returns the number of bytes that a frame can carry.
@@ -161,6 +171,9 @@ impl Stream {
         }
         if let Some(event) = self.events.pop_front() {
             return Some(event);
+        }
+        if self.link.is_unposted {
+            return None;
         }
         if self.link.finish == Finish::Wanted && self.link.can_send(Body::Finish, 0) {
             self.link.finish = Finish::Sent;

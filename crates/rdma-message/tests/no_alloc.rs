@@ -145,6 +145,7 @@ fn streams_do_not_allocate() {
             while let Some(output) = next {
                 match output {
                     Output::Send(transmit) => {
+                        ends[at].posted();
                         let frame = Frame::new(&transmit);
                         ends[1 - at].received(receives[1 - at].next(), frame.as_bytes());
                         ends[at].sent(transmit.slot);

@@ -39,6 +39,21 @@ pub(super) async fn allocate(pool: &Pool, options: &Options) -> io::Result<Slots
     Ok(Slots::new(&limits, buffers))
 }
 
+/// Posts the SEND of a frame. Other threads may use the session meanwhile.
+///
+/// # Errors
+/// Returns the memory if the request was not posted.
+pub(super) fn post_frame(
+    connection: &Connection,
+    buffer: Buffer,
+    length: usize,
+) -> Result<Id, Buffer> {
+    let mut part = Some(buffer.slice(0..length));
+    let (request, inner) = (RequestSpec::SolicitedSend, connection.inner());
+    let posted = inner.post::<SendOut<_>>(&request, &mut part, &mut false);
+    posted.map_err(|_| take(&mut part).into_inner())
+}
+
 /// A request that has completed.
 #[derive(Debug)]
 pub(super) enum Completed {
@@ -173,6 +188,19 @@ impl Requests {
         let posted = self.connection.inner().post::<K>(request, &mut memory, &mut false);
         self.has_failed |= posted.is_err();
         posted.map_err(|_| take(&mut memory))
+    }
+
+    /// Adds the SEND of a slot to the posted requests, or sets the slot's memory again if it was not posted.
+    pub(super) fn note_posted(&mut self, slot: u32, posted: Result<Id, Buffer>) {
+        match posted {
+            // The connection was closed without the lock, while this SEND was posted.
+            Ok(id) if self.is_closed => self.connection.inner().detach(id),
+            Ok(id) => self.sends.posted.push_back((SendRequest::Frame(slot), id)),
+            Err(buffer) => {
+                self.has_failed = true;
+                self.slots.set_send(slot, Some(buffer));
+            }
+        }
     }
 
     /// Returns the next request that has completed, as far as completions were delivered. Requests of one queue complete
@@ -371,10 +399,11 @@ impl messaging::Requests for Requests {
 
     fn send(&mut self, slot: u32, buffer: Buffer, length: usize, closing: Option<CloseReason>) {
         self.closing = closing.or(self.closing);
-        match self.post::<SendOut<_>>(&RequestSpec::SolicitedSend, buffer.slice(0..length)) {
-            Ok(id) => self.sends.posted.push_back((SendRequest::Frame(slot), id)),
-            Err(part) => self.slots.set_send(slot, Some(part.into_inner())),
-        }
+        let posted = match self.is_closed {
+            true => Err(buffer),
+            false => post_frame(&self.connection, buffer, length),
+        };
+        self.note_posted(slot, posted);
     }
 
     fn fail(&mut self) {
@@ -409,6 +438,23 @@ mod tests {
         assert!(requests.await_next((true, true), Waker::noop(), &mut armed));
         // The caller polls again, because an earlier completion of the receive causes no event.
         assert!(matches!(armed, Ok(true)), "{armed:?}");
+    }
+
+    /// One half of a stream may close the connection while the other one posts a frame.
+    #[test]
+    fn a_send_that_is_posted_during_a_close_leaves_its_memory_to_the_connection() {
+        let rig = Rig::new();
+        let connection = rig.connect([1, 1]);
+        let limits = rdma_message::Options::default();
+        let mut requests = Requests::new(connection.clone(), Slots::new(&limits, []));
+        let posted = post_frame(&connection, rig.buffer(), 1);
+        requests.fail();
+        assert!(requests.must_close());
+        requests.note_posted(0, posted);
+        assert_eq!(rig.pool.usage().buffers, 1);
+        rig.nic.end(0, NicOutcome::Done(b""));
+        connection.inner().ledger.progress().unwrap();
+        assert_eq!(rig.pool.usage().buffers, 0);
     }
 
     /// A frame is solicited, so its receiver need not be woken by the completions of its own SENDs.

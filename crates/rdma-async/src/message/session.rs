@@ -9,10 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::{fmt, mem};
 
-use rdma_connect::messaging::{Arrived, Protocol, Requests as _, Slots, StreamState, report};
+use rdma_connect::messaging::{
+    Arrived, Protocol, Requests as _, Slots, StreamState, WriteCursor, report,
+};
 
 use super::linger::Linger;
-use super::requests::{Completed, Long, Requests};
+use super::requests::{Completed, Long, Requests, post_frame};
 use super::turns::{self, Turn};
 use crate::buffer::held::sealed::Lease as _;
 use crate::connection::Connection;
@@ -109,21 +111,31 @@ impl<P: Drive> Session<P> {
         result
     }
 
-    /// Calls `work`. If it is not ready, polls the completion queue and calls it again, with the waker of the task.
+    /// Calls `work` like [`with`](Self::with). If it is not ready, polls the completion queue and calls it again, with the
+    /// waker of the task.
     pub(super) fn poll_with<R>(
         &self,
         cx: &Context<'_>,
         mut work: impl FnMut(&mut State<P>, &mut Option<Waker>) -> Poll<R>,
     ) -> Poll<R> {
+        self.poll_twice(cx, |waker| self.with(|state| work(state, waker)))
+    }
+
+    /// Calls `work`. If it is not ready, polls the completion queue and calls it again, with the waker of the task.
+    fn poll_twice<R>(
+        &self,
+        cx: &Context<'_>,
+        mut work: impl FnMut(&mut Option<Waker>) -> Poll<R>,
+    ) -> Poll<R> {
         // Cloned and dropped without the lock, because both are code of the program. Dropping the waker of another task
         // may drop that task's future, and with it another handle of this session.
         let mut waker = None;
-        if let Poll::Ready(ready) = self.with(|state| work(state, &mut waker)) {
+        if let Poll::Ready(ready) = work(&mut waker) {
             return Poll::Ready(ready);
         }
         self.poll();
         waker = Some(cx.waker().clone());
-        self.with(|state| work(state, &mut waker))
+        work(&mut waker)
     }
 
     /// Polls the completion queue.
@@ -234,17 +246,45 @@ impl State<StreamState> {
     pub(super) fn stop(&mut self) {
         self.protocol.stop(&mut self.requests);
     }
+}
 
-    /// Posts as many of the bytes as can be posted now. Returns their number.
+impl Session<StreamState> {
+    /// Posts as many of the bytes as can be posted now. Returns their number. The lock is not held while bytes are copied
+    /// and posted, so that the other half can read.
     ///
     /// # Errors
     /// If the stream accepts no bytes, and none of these was posted.
     pub(super) fn poll_write(
-        &mut self,
+        &self,
+        cx: &Context<'_>,
         bytes: &[IoSlice<'_>],
-        waker: &mut Option<Waker>,
     ) -> Poll<io::Result<usize>> {
-        self.protocol.poll_write(bytes, waker, &mut self.requests)
+        let _turn = turns::begin();
+        let mut write = WriteCursor::new(bytes);
+        self.poll_twice(cx, |waker| {
+            let mut state = self.lock();
+            state.settle();
+            loop {
+                let State { protocol, requests, .. } = &mut *state;
+                let frame = match protocol.poll_frame(&write, waker, requests) {
+                    Poll::Ready(Ok(Some(frame))) => frame,
+                    end => {
+                        let must_poll = protocol.must_poll();
+                        self.finish(state);
+                        if must_poll {
+                            self.poll();
+                        }
+                        return end.map_ok(|_| write.written());
+                    }
+                };
+                drop(state);
+                let (slot, buffer, length) = frame.fill(&mut write);
+                let posted = post_frame(&self.connection, buffer, length);
+                state = self.lock();
+                state.requests.note_posted(slot, posted);
+                state.protocol.posted();
+            }
+        })
     }
 }
 

@@ -141,8 +141,8 @@ impl Stream {
         self.writer.session().with(|_| ());
     }
 
-    /// Splits the stream into halves, which two tasks can own. Both share a lock. It is held while the bytes of a write
-    /// are copied and posted, and while frames are processed. Bytes are read without it.
+    /// Splits the stream into halves, which two tasks can own. Both share a lock. It is held while frames are processed,
+    /// but not while bytes are copied or a write is posted.
     #[must_use]
     pub fn into_split(self) -> (ReadHalf, WriteHalf) {
         (self.reader, self.writer)

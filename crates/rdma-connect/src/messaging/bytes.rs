@@ -5,8 +5,9 @@ use std::io::{self, ErrorKind, IoSlice};
 use std::task::{Poll, Waker};
 
 use rdma_mem::Buffer;
-use rdma_message::{self as machine, ConnectionError, Output, SendError, Transmit};
+use rdma_message::{self as machine, ConnectionError, Output, Payload, SendError, Transmit};
 
+use super::slots::write_frame;
 use super::{End, Protocol, Requests, wait};
 
 /// A chunk of a receive slot, with the memory of the slot.
@@ -109,11 +110,6 @@ impl StreamState {
         self.machine.finish();
     }
 
-    /// Waits until a write can continue.
-    fn wait_to_write(&mut self, waker: &mut Option<Waker>) {
-        wait(&mut self.waiting.writer, waker);
-    }
-
     /// Returns the error of a write that the protocol refuses, or `None` if it may succeed later.
     fn refusal(&self, error: SendError) -> Option<io::Error> {
         match error {
@@ -140,51 +136,73 @@ impl StreamState {
         }
     }
 
-    /// Posts as many of the bytes as can be posted now. Returns their number.
+    /// Begins the next frame of a write. Until [`posted`](Self::posted), the stream posts no SEND. Ready with `None` after
+    /// the last bytes that can be posted now.
     ///
     /// # Errors
     /// If the stream accepts no bytes, and none of these was posted.
-    pub fn poll_write(
+    pub fn poll_frame(
         &mut self,
-        bytes: &[IoSlice<'_>],
+        write: &WriteCursor<'_, '_>,
         waker: &mut Option<Waker>,
         requests: &mut impl Requests,
-    ) -> Poll<io::Result<usize>> {
-        let mut rest = Rest::new(bytes);
-        while rest.length > 0 {
-            let written = match self.machine.write(rest.length) {
-                Ok(Some(transmit)) => {
-                    self.post(&transmit, &mut rest, requests);
-                    continue;
-                }
-                Ok(None) => None,
-                Err(error) => self.refusal(error),
-            };
-            if rest.written > 0 {
-                break;
-            }
-            if let Some(error) = written {
-                return Poll::Ready(Err(error));
-            }
-            self.wait_to_write(waker);
-            return Poll::Pending;
+    ) -> Poll<io::Result<Option<StreamFrame>>> {
+        if write.length == 0 {
+            return Poll::Ready(Ok(None));
         }
-        Poll::Ready(Ok(rest.written))
+        let error = match self.machine.write(write.length) {
+            Ok(Some(transmit)) => {
+                self.unpolled += 1;
+                let Some(buffer) = requests.slots().take_send(transmit.slot) else {
+                    self.machine.posted();
+                    return Poll::Ready(Err(ending()));
+                };
+                return Poll::Ready(Ok(Some(StreamFrame { transmit, buffer })));
+            }
+            Ok(None) => None,
+            Err(error) => self.refusal(error),
+        };
+        if write.written > 0 {
+            return Poll::Ready(Ok(None));
+        }
+        if let Some(error) = error {
+            return Poll::Ready(Err(error));
+        }
+        wait(&mut self.waiting.writer, waker);
+        Poll::Pending
     }
 
-    fn post(&mut self, transmit: &Transmit, rest: &mut Rest<'_, '_>, requests: &mut impl Requests) {
-        let length = match transmit.payload {
-            machine::Payload::Stream { len } => len as usize,
+    /// Records that the last frame of a write is posted, or cannot be posted.
+    pub const fn posted(&mut self) {
+        self.machine.posted();
+    }
+}
+
+/// A frame of a write that is not posted, and the memory of its send slot.
+#[derive(Debug)]
+pub struct StreamFrame {
+    transmit: Transmit,
+    buffer: Buffer,
+}
+
+impl StreamFrame {
+    /// Writes the frame with the next bytes to the memory. Returns the slot, the memory, and the length of the frame.
+    #[must_use]
+    pub fn fill(mut self, write: &mut WriteCursor<'_, '_>) -> (u32, Buffer, usize) {
+        let Transmit { slot, header, payload, .. } = self.transmit;
+        let length = match payload {
+            Payload::Stream { len } => len as usize,
             _ => 0,
         };
-        let fill = |memory: &mut [u8]| rest.copy_to(memory.get_mut(..length).unwrap_or_default());
-        requests.post_send(transmit.slot, transmit.header.as_bytes(), fill);
-        self.unpolled += 1;
+        let fill = |memory: &mut [u8]| write.copy_to(memory.get_mut(..length).unwrap_or_default());
+        let length = write_frame(&mut self.buffer, header.as_bytes(), fill);
+        (slot, self.buffer, length)
     }
 }
 
 /// The bytes of a write that are left.
-struct Rest<'s, 'b> {
+#[derive(Debug)]
+pub struct WriteCursor<'s, 'b> {
     slices: &'s [IoSlice<'b>],
     /// The number of bytes of the first slice that were written.
     start: usize,
@@ -192,10 +210,18 @@ struct Rest<'s, 'b> {
     written: usize,
 }
 
-impl<'s, 'b> Rest<'s, 'b> {
-    fn new(slices: &'s [IoSlice<'b>]) -> Self {
+impl<'s, 'b> WriteCursor<'s, 'b> {
+    /// Starts with the first byte.
+    #[must_use]
+    pub fn new(slices: &'s [IoSlice<'b>]) -> Self {
         let length = slices.iter().map(|slice| slice.len()).sum();
         Self { slices, start: 0, length, written: 0 }
+    }
+
+    /// Returns the number of bytes that were written to frames.
+    #[must_use]
+    pub const fn written(&self) -> usize {
+        self.written
     }
 
     /// Fills the memory with the next bytes. Returns their number.

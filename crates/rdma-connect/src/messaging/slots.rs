@@ -63,6 +63,11 @@ impl Slots {
         }
     }
 
+    /// Takes the memory of a send slot that is not posted.
+    pub(super) fn take_send(&mut self, slot: u32) -> Option<Buffer> {
+        self.sends.get_mut(slot as usize)?.take()
+    }
+
     /// Sets the memory of a send slot that is not posted. After [`close`](Self::close), the memory is unused.
     pub fn set_send(&mut self, slot: u32, buffer: Option<Buffer>) {
         if self.is_closed {
@@ -93,10 +98,19 @@ impl Slots {
         header: &[u8],
         fill: impl FnOnce(&mut [u8]) -> usize,
     ) -> Option<(Buffer, usize)> {
-        let mut buffer = self.sends.get_mut(slot as usize)?.take()?;
-        let (head, rest) = buffer.split_at_mut_checked(header.len())?;
-        head.copy_from_slice(header);
-        let length = header.len() + fill(rest);
+        let mut buffer = self.take_send(slot)?;
+        let length = write_frame(&mut buffer, header, fill);
         Some((buffer, length))
     }
+}
+
+/// Writes a frame to the memory of a send slot, which has room for each header. Returns the length of the frame.
+pub(super) fn write_frame(
+    buffer: &mut [u8],
+    header: &[u8],
+    fill: impl FnOnce(&mut [u8]) -> usize,
+) -> usize {
+    let (head, rest) = buffer.split_at_mut_checked(header.len()).unwrap_or_default();
+    head.copy_from_slice(header);
+    header.len() + fill(rest)
 }

@@ -183,8 +183,10 @@ fn a_stream_that_was_cut_off_has_no_clean_end() {
 #[test]
 fn an_aborted_stream_resets_its_peer() {
     let mut pair = Pair::<Stream>::open(small());
-    pair.write(0, b"some");
-    pair.ends[0].machine.abort();
+    pair.write_while(0, b"some", |pair| {
+        pair.ends[0].machine.abort();
+        assert!(pair.ends[0].poll().is_none(), "the close frame follows the data");
+    });
     pair.run();
     let peers = ConnectionError::PeerClosed(CloseReason::ABORTED);
     assert_eq!(pair.ends[1].disconnect, Some(Some(peers)));

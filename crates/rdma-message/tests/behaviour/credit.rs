@@ -148,6 +148,8 @@ fn a_credit_frame_is_acknowledged_after_its_receive_is_posted() {
     let data = machine.write(1).unwrap().expect("there is credit");
     assert!(!decode(data.header.as_bytes()).acknowledges);
     assert!(matches!(machine.poll_output(), Some(Output::PostReceive(_))));
+    assert!(machine.poll_output().is_none(), "frames are posted in order");
+    machine.posted();
     let Some(Output::Send(next)) = machine.poll_output() else { panic!("an acknowledgement") };
     let next = Frame::decode(next.header.as_bytes()).unwrap().0;
     assert_eq!((next.body, next.acknowledges), (Body::Acknowledge, true));

@@ -433,6 +433,8 @@ proptest! {
                 Input::Frame(bytes) => victim.receive(&bytes),
                 Input::Call(length) => {
                     if let Ok(Some(transmit)) = victim.machine.write(length) {
+                        victim.poll();
+                        victim.machine.posted();
                         victim.sends.push(transmit.slot);
                     }
                 }

@@ -20,6 +20,7 @@ fn a_stream_may_be_longer_than_its_counters() {
             while let Some(output) = next {
                 match output {
                     Output::Send(transmit) => {
+                        ends[at].posted();
                         let mut length = transmit.header.as_bytes().len();
                         frame[..length].copy_from_slice(transmit.header.as_bytes());
                         if let Payload::Stream { len } = transmit.payload {

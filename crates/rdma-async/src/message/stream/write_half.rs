@@ -54,16 +54,7 @@ impl AsyncWrite for WriteHalf {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let budget = ready!(poll_proceed(cx));
-        let mut must_poll = false;
-        let written = self.session.poll_with(cx, |state, waker| {
-            let written = state.poll_write(bufs, waker);
-            must_poll = state.protocol.must_poll();
-            written
-        });
-        if must_poll {
-            self.session.poll();
-        }
-        let written = ready!(written);
+        let written = ready!(self.session.poll_write(cx, bufs));
         budget.made_progress();
         Poll::Ready(written)
     }

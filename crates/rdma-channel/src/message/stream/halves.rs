@@ -4,10 +4,10 @@ use std::io::{self, BufRead, IoSlice, Read, Write};
 use std::mem;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Poll, ready};
 
 use rdma_connect::Operation;
-use rdma_connect::messaging::{Arrived, StreamState, chunk_bytes};
+use rdma_connect::messaging::{Arrived, Requests as _, StreamState, WriteCursor, chunk_bytes};
 
 use super::chunk::{Chunk, release};
 use crate::message::session::{Session, State};
@@ -150,15 +150,18 @@ impl Write for WriteHalf {
     }
 
     fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut write = WriteCursor::new(bufs);
         self.session.wait(Operation::Send, |state| {
             let State { protocol, requests, .. } = state;
-            let written = protocol.poll_write(bufs, &mut None, requests);
-            if let Poll::Ready(Ok(_)) = written
-                && protocol.must_poll()
-            {
+            while let Some(frame) = ready!(protocol.poll_frame(&write, &mut None, requests))? {
+                let (slot, buffer, length) = frame.fill(&mut write);
+                requests.send(slot, buffer, length, None);
+                protocol.posted();
+            }
+            if protocol.must_poll() {
                 state.poll();
             }
-            written
+            Poll::Ready(Ok(write.written()))
         })?
     }
 

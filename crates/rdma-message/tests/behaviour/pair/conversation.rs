@@ -372,7 +372,10 @@ pub(crate) fn converse(choices: &mut impl Choices) {
     while !choices.is_over() && pair.ends.iter().any(|end| end.disconnect.is_none()) {
         let at = choices.below(2);
         if choices.is_one_of(2) {
-            write(&mut pair, &mut written, at, &data, choices.between(1, 300));
+            let length = choices.between(1, 300);
+            write(&mut pair, &mut written, at, &data, length, |pair| {
+                (0..choices.below(4)).for_each(|_| step(pair, choices));
+            });
         }
         step(&mut pair, choices);
     }
@@ -381,7 +384,7 @@ pub(crate) fn converse(choices: &mut impl Choices) {
             while !pair.ends[at].held.is_empty() {
                 pair.ends[at].release(0);
             }
-            write(&mut pair, &mut written, at, &data, data.len());
+            write(&mut pair, &mut written, at, &data, data.len(), |_| ());
         }
         pair.run();
         if pair.ends.iter().all(|end| end.disconnect.is_some()) {
@@ -394,11 +397,18 @@ pub(crate) fn converse(choices: &mut impl Choices) {
     }
 }
 
-/// Writes up to `length` further bytes, and finishes after the last.
-fn write(pair: &mut Pair<Stream>, written: &mut [usize; 2], at: usize, data: &[u8], length: usize) {
+/// Writes up to `length` further bytes, with work before each frame is posted. Finishes after the last.
+fn write(
+    pair: &mut Pair<Stream>,
+    written: &mut [usize; 2],
+    at: usize,
+    data: &[u8],
+    length: usize,
+    work: impl FnMut(&mut Pair<Stream>),
+) {
     if written[at] < data.len() {
         let end = (written[at] + length).min(data.len());
-        written[at] += pair.write(at, &data[written[at]..end]);
+        written[at] += pair.write_while(at, &data[written[at]..end], work);
         if written[at] == data.len() {
             pair.ends[at].machine.finish();
             pair.drive(at);

@@ -147,11 +147,23 @@ impl<M: Machine> Pair<M> {
 impl Pair<Stream> {
     /// Writes as many of these bytes as the stream accepts. Returns their number.
     pub(crate) fn write(&mut self, at: usize, bytes: &[u8]) -> usize {
+        self.write_while(at, bytes, |_| ())
+    }
+
+    /// Same as [`write`](Self::write), with work before each frame is posted.
+    pub(crate) fn write_while(
+        &mut self,
+        at: usize,
+        bytes: &[u8],
+        mut work: impl FnMut(&mut Self),
+    ) -> usize {
         let mut written = 0;
         while written < bytes.len()
             && let Some((posted, len)) = self.ends[at].write(&bytes[written..]).unwrap()
         {
+            work(self);
             self.posted[at].push_back(posted);
+            self.ends[at].machine.posted();
             self.drive(at);
             written += len;
         }

@@ -57,7 +57,11 @@ impl Program for Stream {
             0 if input.is_one_of(8) => end.machine.finish(),
             1 if input.is_one_of(8) => end.machine.stop(),
             2 if input.is_one_of(16) => end.machine.abort(),
-            _ => return end.write(&bytes(1, input.below(300))).ok()?.map(|(posted, _)| posted),
+            _ => {
+                let (posted, _) = end.write(&bytes(1, input.below(300))).ok()??;
+                end.machine.posted();
+                return Some(posted);
+            }
         }
         None
     }
