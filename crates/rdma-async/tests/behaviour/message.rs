@@ -2,6 +2,7 @@
 
 mod blocking;
 mod calls;
+mod control_connection;
 mod foreign_code;
 mod idle;
 mod messages;

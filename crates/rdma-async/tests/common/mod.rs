@@ -6,6 +6,7 @@ pub(crate) mod host;
 pub(crate) mod kinds;
 pub(crate) mod peer;
 pub(crate) mod provider;
+pub(crate) mod relay;
 
 use std::any::Any;
 use std::env;

@@ -1,7 +1,6 @@
 //! The endpoints that two ends exchange contain the addresses of the stream. Both ends choose their GIDs by them.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex};
 
 use rdma_qp::prelude::*;
 use test_support::crowd::ELSEWHERE;
@@ -9,6 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use crate::common::peer::ENDPOINT;
+use crate::common::relay::Relay;
 use crate::control::{Host, run};
 
 /// The addresses in a message with an endpoint: this end's, the peer's.
@@ -53,49 +53,20 @@ fn a_listener_names_the_addresses_of_its_streams() {
     });
 }
 
-/// Relays the stream of one client, and returns the address for it and the bytes that it sends.
-async fn relay(to: SocketAddr) -> (SocketAddr, Arc<Mutex<Vec<u8>>>) {
-    let relay = TcpListener::bind((ELSEWHERE, 0)).await.unwrap();
-    let address = relay.local_addr().unwrap();
-    let sent = Arc::new(Mutex::new(Vec::new()));
-    let bytes = Arc::clone(&sent);
-    tokio::spawn(async move {
-        let (mut from_client, mut to_client) = relay.accept().await.unwrap().0.into_split();
-        let server = TcpStream::connect(to).await.unwrap();
-        let (mut from_server, mut to_server) = server.into_split();
-        let up = async {
-            let mut block = [0; 4096];
-            loop {
-                let count = from_client.read(&mut block).await.unwrap();
-                let block = &block[..count];
-                bytes.lock().unwrap().extend_from_slice(block);
-                if count == 0 || to_server.write_all(block).await.is_err() {
-                    return;
-                }
-            }
-        };
-        tokio::select! {
-            () = up => {}
-            _ = tokio::io::copy(&mut from_server, &mut to_client) => {}
-        }
-    });
-    (address, sent)
-}
-
 #[test]
 fn further_queue_pairs_name_the_addresses_of_the_first_stream() {
     run(|| async {
         let host = Host::new("soft0");
         let (listener, address) = host.listen().await;
-        let (relayed, sent) = relay(address).await;
-        let connect = host.driver.connect(relayed, host.options());
+        let relay = Relay::of(address).await;
+        let connect = host.driver.connect(relay.address, host.options());
         let (client, server) = tokio::join!(connect, listener.accept());
         let ((client, _), server) = (client.unwrap(), server.unwrap());
 
         let named = [Ipv4Addr::LOCALHOST, ELSEWHERE].map(|at| at.to_ipv6_mapped().octets());
         let named = named.as_flattened();
         let endpoints = || {
-            let sent = sent.lock().unwrap();
+            let [sent, _] = relay.bytes();
             sent.windows(named.len()).filter(|bytes| *bytes == named).count()
         };
         assert_eq!(endpoints(), 1);
