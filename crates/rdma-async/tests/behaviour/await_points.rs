@@ -5,6 +5,7 @@
 mod connections;
 mod leases;
 mod messages;
+mod streams;
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;

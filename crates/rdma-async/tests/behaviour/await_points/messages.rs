@@ -25,7 +25,7 @@ fn options() -> Options {
 }
 
 /// A message of that length, different for each number.
-fn message(number: u8, length: usize) -> Vec<u8> {
+pub(super) fn message(number: u8, length: usize) -> Vec<u8> {
     (0..251).cycle().map(|byte| number ^ byte).take(length).collect()
 }
 
@@ -45,7 +45,7 @@ struct Ends {
 }
 
 /// Polls the future that many times, and the peer's after each, while the device makes one step. Then drops it.
-async fn give_up<F: Future>(
+pub(super) async fn give_up<F: Future>(
     pair: &Pair,
     polls: usize,
     future: F,
@@ -61,6 +61,18 @@ async fn give_up<F: Future>(
         yield_now().await;
     }
     None
+}
+
+/// Polls the peer until it has set the value. The peer continues.
+pub(super) async fn set_by<T>(
+    peer: &mut (impl Future<Output = ()> + Unpin),
+    value: &Cell<Option<T>>,
+) -> T {
+    poll_fn(|cx| {
+        assert!(pin!(&mut *peer).poll(cx).is_pending());
+        value.take().map_or(Poll::Pending, Poll::Ready)
+    })
+    .await
 }
 
 impl Ends {
@@ -128,7 +140,7 @@ impl Ends {
 }
 
 /// The number of polls of the next attempt, so that each await was once the last.
-fn next(polls: usize) -> usize {
+pub(super) fn next(polls: usize) -> usize {
     if polls < 30 { polls + 1 } else { polls * 2 }
 }
 
@@ -429,10 +441,7 @@ async fn drop_finish(device: &str, polls: usize) -> bool {
         });
         ends.pair.released(sent).await;
     }
-    let arrived = poll_fn(|cx| {
-        assert!(arrivals.as_mut().poll(cx).is_pending());
-        ended.take().map_or(Poll::Pending, Poll::Ready)
-    });
+    let arrived = set_by(&mut arrivals, &ended);
     let (arrived, end) = ends.pair.released(arrived).await;
     drop(arrivals);
     assert!(arrived == first, "after {polls} polls");
