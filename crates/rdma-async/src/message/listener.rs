@@ -40,12 +40,9 @@ impl MessageListener {
             let incoming = listener.incoming().await?;
             // From now on nothing waits, so that no client is lost.
             let connection = incoming.connection().clone();
-            let end = prepare(connection, memory, pool, options).map_err(failed)?;
+            let end = Unstarted::new(connection, |end| prepare(end, memory, pool, options))?;
             match incoming.accept(user_bytes) {
-                Ok(_) => {
-                    start(&end);
-                    return Ok(end);
-                }
+                Ok(_) => return Ok(end.start(start)),
                 Err(ConnectError::Closed { .. } | ConnectError::Garbled { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -84,11 +81,48 @@ pub(super) async fn connect<T>(
     let of_connection = fit(endpoint, &options)?;
     let memory = allocate(endpoint.pool(), &options).await.map_err(failed)?;
     let ready = |connection: &Connection| {
-        prepare(connection.clone(), memory, endpoint.pool(), &options).map_err(failed)
+        let prepare = |end| prepare(end, memory, endpoint.pool(), &options);
+        Unstarted::new(connection.clone(), prepare)
     };
     let (_, _, end) = endpoint.driver().connect_ready(addr, of_connection, ready).await?;
-    start(&end);
-    Ok(end)
+    Ok(end.start(start))
+}
+
+/// An end whose peer may not have accepted the connection. Dropping this closes the connection without lingering.
+struct Unstarted<T> {
+    /// `None` once it has started.
+    end: Option<T>,
+    connection: Connection,
+}
+
+impl<T> Unstarted<T> {
+    fn new(
+        connection: Connection,
+        prepare: impl FnOnce(Connection) -> io::Result<T>,
+    ) -> Result<Self, ConnectError> {
+        let end = Some(prepare(connection.clone()).map_err(failed)?);
+        Ok(Self { end, connection })
+    }
+
+    /// Sends the first frame.
+    fn start(mut self, start: impl FnOnce(&T)) -> T {
+        let Some(end) = self.end.take() else { unreachable!("it starts once") };
+        start(&end);
+        end
+    }
+}
+
+impl<T> Drop for Unstarted<T> {
+    fn drop(&mut self) {
+        // A forked child does not own the connection.
+        let is_of_this_process = self.connection.pd().context().check_process().is_ok();
+        if is_of_this_process
+            && self.end.is_some()
+            && let Err(error) = self.connection.close()
+        {
+            tracing::error!(%error, "a queue pair could not be destroyed: its memory stays in use");
+        }
+    }
 }
 
 /// Returns the options of the endpoint's connections, with queues that fit.

@@ -2,6 +2,7 @@
 //! behaviour holds. Its memory is released, no message and no client is lost, and other operations continue. The same
 //! holds when a task or a waker panics.
 
+mod connecting;
 mod connections;
 mod leases;
 mod messages;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Poll, Wake, Waker};
 
-use rdma_async::{CloseReason, Connection, ConnectionOptions, Driver, Received, TransportError};
+use rdma_async::{CloseReason, Connection, Driver, Received, TransportError};
 use rdma_channel::Operation;
 use rdma_mem::{AsyncEventKind, ProtectionDomain};
 use rdma_qp::prelude::*;
@@ -203,106 +204,6 @@ async fn assert_queue_pairs(provider: &Provider, count: usize) {
     };
     let all = timeout(HANG, all).await;
     assert!(all.is_ok(), "{} queue pairs instead of {count}", provider.live()[5]);
-}
-
-/// Options of connections. Two of them fit into a completion queue.
-fn options(pd: &ProtectionDomain) -> ConnectionOptions {
-    ConnectionOptions::from(pd.create_qp().max_send_wr(1000).max_recv_wr(1000))
-}
-
-/// Nothing of it remains at this end, and the server continues.
-#[test]
-fn connect_is_dropped_after_any_poll() {
-    run(|| async {
-        let (pd, provider) = Provider::faulty("soft0");
-        let driver = Driver::spawn(pd.context()).unwrap();
-        let listener = driver.listen("127.0.0.1:0", options(&pd)).await.unwrap();
-        let address = listener.local_addr();
-        // Keeps each accepted connection until the other end closes.
-        let server = tokio::spawn(async move {
-            while let Ok(accepted) = listener.accept().await {
-                let receive = accepted.receive_imm().into_owned(&accepted);
-                tokio::spawn(async move { receive.await.is_err() });
-            }
-        });
-        let mut is_over = false;
-        for polls in (0..3).flat_map(|_| 0..10) {
-            let connect = driver.connect(address, options(&pd));
-            if let Some(connected) = timeout(HANG, give_up_after(polls, connect)).await.unwrap() {
-                drop(connected.unwrap());
-                is_over = true;
-            }
-            assert_queue_pairs(&provider, 0).await;
-        }
-        assert!(is_over, "the polls were not enough");
-        let queues = provider.live()[4];
-        assert!(queues <= 2, "the room of closed connections was not reused: {queues} queues");
-        server.abort();
-        drop((driver, pd));
-        provider.gone().await;
-    });
-}
-
-#[test]
-fn listen_is_dropped_after_any_poll() {
-    run(|| async {
-        let (pd, provider) = Provider::faulty("soft0");
-        let driver = Driver::spawn(pd.context()).unwrap();
-        let mut is_over = false;
-        for polls in 0.. {
-            // Another thread looks up the name.
-            let listen = driver.listen(("localhost", 0), options(&pd));
-            if let Some(listener) = timeout(HANG, give_up_after(polls, listen)).await.unwrap() {
-                drop(listener.unwrap());
-                is_over = true;
-            }
-            assert_queue_pairs(&provider, 0).await;
-            if is_over {
-                break;
-            }
-        }
-        drop((driver, pd));
-        provider.gone().await;
-    });
-}
-
-/// No client is lost. A client that was taken and not accepted is notified.
-#[test]
-fn accept_and_incoming_are_dropped_after_any_poll() {
-    for accepts in [true, false] {
-        run(move || async move {
-            let (pd, provider) = Provider::faulty("soft0");
-            let driver = Driver::spawn(pd.context()).unwrap();
-            let listener = driver.listen("127.0.0.1:0", options(&pd)).await.unwrap();
-            let address = listener.local_addr();
-            for polls in 0..8 {
-                let client = tokio::spawn({
-                    let (driver, options) = (driver.clone(), options(&pd));
-                    async move { driver.connect(address, options).await }
-                });
-                let taken = async {
-                    if accepts {
-                        drop(give_up_after(polls, listener.accept()).await?.unwrap());
-                    } else {
-                        drop(give_up_after(polls, listener.incoming()).await?.unwrap());
-                    }
-                    Some(())
-                };
-                let taken = timeout(HANG, taken).await.unwrap();
-                if taken.is_none() {
-                    // The next call gets the client.
-                    drop(timeout(HANG, listener.accept()).await.unwrap().unwrap());
-                }
-                let connected = timeout(HANG, client).await.unwrap().unwrap();
-                assert_eq!(connected.is_ok(), accepts || taken.is_none(), "{connected:?}");
-                drop(connected);
-                assert_queue_pairs(&provider, 0).await;
-            }
-            assert_eq!(listener.refused(), 0);
-            drop((listener, driver, pd));
-            provider.gone().await;
-        });
-    }
 }
 
 /// No event is lost.
