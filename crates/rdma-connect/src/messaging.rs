@@ -1,7 +1,8 @@
 //! The part of streams and messages that blocking and asynchronous drivers share.
 //!
 //! The protocol is in `rdma-message`. A driver has the queue pair and the memory ([`Requests`]), and a lock around them
-//! and a [`StreamState`] or a [`Mailbox`]. It passes the wakers of its tasks, or none if its threads wait otherwise.
+//! and a [`StreamState`] or a [`Mailbox`]. The asynchronous one copies and posts the frames of a stream's writes without its
+//! lock. A driver passes the wakers of its tasks, or none if its threads wait otherwise.
 
 mod body;
 mod bytes;

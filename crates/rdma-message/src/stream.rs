@@ -91,14 +91,13 @@ impl Stream {
     }
 
     /// Accepts the first of `wanted` bytes. The driver posts the SEND, and then calls
-    /// [`posted`](Self::posted). Meanwhile it may report events and poll, but not write or finish.
+    /// [`posted`](Self::posted). Meanwhile it may call all methods except `write` and `finish`.
     /// Returns `None` if no bytes can be sent now; [`Output::Writable`] follows.
     ///
     /// # Errors
     ///
     /// Fails if the stream is not open, has finished or ended, or if the peer no longer reads.
     pub fn write(&mut self, wanted: usize) -> Result<Option<Transmit>, SendError> {
-        debug_assert!(!self.link.is_unposted, "the last write was not posted");
         self.link.opened()?;
         if self.link.finish != Finish::None {
             return Err(SendError::Finished);

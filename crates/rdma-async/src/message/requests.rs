@@ -190,17 +190,19 @@ impl Requests {
         posted.map_err(|_| take(&mut memory))
     }
 
-    /// Adds the SEND of a slot to the posted requests, or sets the slot's memory again if it was not posted.
-    pub(super) fn note_posted(&mut self, slot: u32, posted: Result<Id, Buffer>) {
+    /// Adds the SEND of a slot to the posted requests, or sets the slot's memory again if it was not posted. Returns the
+    /// SEND if the connection was closed while it was posted. The caller then detaches it without the lock.
+    #[must_use]
+    pub(super) fn note_posted(&mut self, slot: u32, posted: Result<Id, Buffer>) -> Option<Id> {
         match posted {
-            // The connection was closed without the lock, while this SEND was posted.
-            Ok(id) if self.is_closed => self.connection.inner().detach(id),
+            Ok(id) if self.is_closed => return Some(id),
             Ok(id) => self.sends.posted.push_back((SendRequest::Frame(slot), id)),
             Err(buffer) => {
                 self.has_failed = true;
                 self.slots.set_send(slot, Some(buffer));
             }
         }
+        None
     }
 
     /// Returns the next request that has completed, as far as completions were delivered. Requests of one queue complete
@@ -403,7 +405,8 @@ impl messaging::Requests for Requests {
             true => Err(buffer),
             false => post_frame(&self.connection, buffer, length),
         };
-        self.note_posted(slot, posted);
+        let orphan = self.note_posted(slot, posted);
+        debug_assert!(orphan.is_none(), "the connection was not closed under the lock");
     }
 
     fn fail(&mut self) {
@@ -450,7 +453,8 @@ mod tests {
         let posted = post_frame(&connection, rig.buffer(), 1);
         requests.fail();
         assert!(requests.must_close());
-        requests.note_posted(0, posted);
+        let orphan = requests.note_posted(0, posted).unwrap();
+        connection.inner().detach(orphan);
         assert_eq!(rig.pool.usage().buffers, 1);
         rig.nic.end(0, NicOutcome::Done(b""));
         connection.inner().ledger.progress().unwrap();

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::{fmt, mem};
 
 use rdma_connect::messaging::{
-    Arrived, Protocol, Requests as _, Slots, StreamState, WriteCursor, report,
+    Arrived, Protocol, Requests as _, Slots, StreamFrame, StreamState, WriteCursor, report,
 };
 
 use super::linger::Linger;
@@ -259,32 +259,53 @@ impl Session<StreamState> {
         cx: &Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let _turn = turns::begin();
         let mut write = WriteCursor::new(bytes);
         self.poll_twice(cx, |waker| {
+            let _turn = turns::begin();
             let mut state = self.lock();
             state.settle();
-            loop {
+            // The other half may free slots meanwhile, so without a limit this would post any number of frames.
+            let mut left = state.requests.slots().sends();
+            let end = loop {
                 let State { protocol, requests, .. } = &mut *state;
                 let frame = match protocol.poll_frame(&write, waker, requests) {
                     Poll::Ready(Ok(Some(frame))) => frame,
-                    end => {
-                        let must_poll = protocol.must_poll();
-                        self.finish(state);
-                        if must_poll {
-                            self.poll();
-                        }
-                        return end.map_ok(|_| write.written());
-                    }
+                    end => break end.map_ok(|_| ()),
                 };
                 drop(state);
-                let (slot, buffer, length) = frame.fill(&mut write);
-                let posted = post_frame(&self.connection, buffer, length);
-                state = self.lock();
-                state.requests.note_posted(slot, posted);
-                state.protocol.posted();
+                state = self.post(frame, &mut write);
+                left -= 1;
+                if left == 0 {
+                    break Poll::Ready(Ok(()));
+                }
+            };
+            let must_poll = state.protocol.must_poll();
+            self.finish(state);
+            if must_poll {
+                self.poll();
             }
+            end.map_ok(|()| write.written())
         })
+    }
+
+    /// Writes the next bytes to a frame and posts it. Then takes the lock.
+    fn post(
+        &self,
+        frame: StreamFrame,
+        write: &mut WriteCursor<'_, '_>,
+    ) -> MutexGuard<'_, State<StreamState>> {
+        let (slot, buffer, length) = frame.fill(write);
+        let posted = post_frame(&self.connection, buffer, length);
+        let mut state = self.lock();
+        let orphan = state.requests.note_posted(slot, posted);
+        state.protocol.posted();
+        if let Some(orphan) = orphan {
+            // Runs the wakers of other tasks.
+            drop(state);
+            self.connection.inner().detach(orphan);
+            state = self.lock();
+        }
+        state
     }
 }
 

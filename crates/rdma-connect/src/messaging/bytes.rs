@@ -153,11 +153,11 @@ impl StreamState {
         let error = match self.machine.write(write.length) {
             Ok(Some(transmit)) => {
                 self.unpolled += 1;
-                let Some(buffer) = requests.slots().take_send(transmit.slot) else {
-                    self.machine.posted();
-                    return Poll::Ready(Err(ending()));
-                };
-                return Poll::Ready(Ok(Some(StreamFrame { transmit, buffer })));
+                if let Some(buffer) = requests.slots().take_send(transmit.slot) {
+                    return Poll::Ready(Ok(Some(StreamFrame { transmit, buffer })));
+                }
+                self.machine.posted();
+                Some(ending())
             }
             Ok(None) => None,
             Err(error) => self.refusal(error),
@@ -211,7 +211,7 @@ pub struct WriteCursor<'s, 'b> {
 }
 
 impl<'s, 'b> WriteCursor<'s, 'b> {
-    /// Starts with the first byte.
+    /// Creates a cursor at the first byte.
     #[must_use]
     pub fn new(slices: &'s [IoSlice<'b>]) -> Self {
         let length = slices.iter().map(|slice| slice.len()).sum();
