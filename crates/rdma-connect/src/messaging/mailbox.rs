@@ -183,9 +183,9 @@ impl Mailbox {
         Poll::Pending
     }
 
-    /// Returns the result of a wait for what was to be sent, if the connection has ended.
+    /// Returns the result of a wait for what was to be sent, if the connection has ended, or ends with an error.
     fn sent_at_end(&self) -> Option<Result<(), MessageError>> {
-        let reason = self.end.reason()?;
+        let reason = self.end.reason().or_else(|| self.machine.error().map(Some))?;
         Some(reason.map_or(Ok(()), |error| Err(MessageError::Ended(error))))
     }
 
