@@ -157,7 +157,8 @@ impl Messages {
         run::post(&self.session, message).await
     }
 
-    /// Waits until the peer's device has received all messages that were begun. They continue if the future is dropped.
+    /// Waits until the peer's device has received all messages and replies that were begun. They continue if the future
+    /// is dropped. Requests are not awaited, because a call ends with its reply.
     ///
     /// # Errors
     /// [`MessageError::Ended`] if the connection has ended before.
