@@ -2,7 +2,7 @@
 
 use crate::campaign::Done;
 use crate::message;
-use crate::message::script::{Operation as MessageOperation, Script as MessageScript};
+use crate::message::script::{By, Operation as MessageOperation, Script as MessageScript};
 use crate::run::{Outcome, PANICKED, run};
 use crate::script::{Operation, Script, ScriptRequest, Weather, Window};
 
@@ -98,6 +98,11 @@ impl Shrinker<MessageScript> {
         self.change(|script| script.settings.deferred = false);
         self.change(|script| script.settings.infiniband = false);
         for n in 0..self.script.operations.len() {
+            self.change(|script| {
+                if let Some(MessageOperation::Send { by, .. }) = script.operations.get_mut(n) {
+                    *by = By::Send;
+                }
+            });
             while self.change(|script| match script.operations.get_mut(n) {
                 Some(
                     MessageOperation::Send { length, .. }

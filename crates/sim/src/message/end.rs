@@ -1,8 +1,9 @@
 //! The two kinds of ends, and the tasks that receive, read and write.
 
 use std::collections::VecDeque;
+use std::io::IoSlice;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rdma_async::message::{Chunk, Message, Messages, ReadHalf, WriteHalf};
@@ -11,7 +12,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
 
-use super::model::{Shared, stream_of};
+use super::model::{Shared, UNKNOWN, stream_of};
+use super::operations::kill;
 use crate::memory;
 
 /// An end of a connection.
@@ -44,6 +46,8 @@ pub(crate) struct Gate {
     pub(crate) writes: Semaphore,
     /// The number of messages or chunks to keep.
     keep: AtomicUsize,
+    /// Whether the writer destroys the queue pair after the last byte.
+    exits: AtomicBool,
     /// Drops the futures that wait.
     pub(crate) interrupts: [Notify; 2],
     /// The requests that were received, and not answered.
@@ -56,6 +60,7 @@ impl Gate {
             receives: Semaphore::new(0),
             writes: Semaphore::new(0),
             keep: AtomicUsize::new(0),
+            exits: AtomicBool::new(false),
             interrupts: [Notify::new(), Notify::new()],
             requests: Mutex::default(),
         })
@@ -63,6 +68,10 @@ impl Gate {
 
     pub(crate) fn keep(&self, count: usize) {
         self.keep.store(count, Ordering::Relaxed);
+    }
+
+    pub(crate) fn exits(&self, exits: bool) {
+        self.exits.fetch_or(exits, Ordering::Relaxed);
     }
 
     pub(crate) fn interrupt(&self) {
@@ -85,6 +94,9 @@ fn release<T: Deref<Target = [u8]>>(kept: &mut VecDeque<Kept<T>>, model: &Shared
 
 /// Checks bytes that the program has.
 pub(crate) fn check(bytes: &[u8], (number, from): (u64, usize), model: &Shared) {
+    if number == UNKNOWN {
+        return;
+    }
     let mut expected = vec![0; bytes.len()];
     memory::fill(number, from, &mut expected);
     if expected != bytes {
@@ -148,7 +160,8 @@ pub(crate) async fn receive(end: usize, messages: Arc<Messages>, gate: Arc<Gate>
 
 /// Reads a stream.
 pub(crate) async fn read(end: usize, mut reader: ReadHalf, gate: Arc<Gate>, model: Shared) {
-    let (number, mut at) = (stream_of(end ^ 1), 0);
+    let is_hostile = model.lock().is_hostile(end);
+    let (number, mut at) = (if is_hostile { UNKNOWN } else { stream_of(end ^ 1) }, 0);
     let mut kept: VecDeque<Kept<Chunk>> = VecDeque::new();
     let mut turn = 0;
     loop {
@@ -188,8 +201,25 @@ pub(crate) async fn read(end: usize, mut reader: ReadHalf, gate: Arc<Gate>, mode
     }
 }
 
+/// Receives the frames of a hostile end's peer.
+pub(crate) async fn endure(connection: Connection, buffers: Vec<Buffer>, gate: Arc<Gate>) {
+    let Ok(mut ring) = connection.receive_ring(buffers) else { return };
+    while let Ok(permit) = gate.receives.acquire().await {
+        permit.forget();
+        if ring.next().await.is_err() {
+            return;
+        }
+    }
+}
+
 /// Writes a stream.
-pub(crate) async fn write(end: usize, mut writer: WriteHalf, gate: Arc<Gate>, model: Shared) {
+pub(crate) async fn write(
+    end: usize,
+    mut writer: WriteHalf,
+    connection: Connection,
+    gate: Arc<Gate>,
+    model: Shared,
+) {
     let (mut at, mut turn) = (0, 0_u32);
     loop {
         turn += 1;
@@ -202,10 +232,14 @@ pub(crate) async fn write(end: usize, mut writer: WriteHalf, gate: Arc<Gate>, mo
         at += length;
         let mut rest = &bytes[..];
         while !rest.is_empty() {
+            // The middle slice may be empty.
+            let (first, others) = rest.split_at(rest.len() / 3);
+            let (second, third) = others.split_at(others.len() % (turn as usize % 64 + 1));
+            let slices = [first, second, third].map(IoSlice::new);
             let written = tokio::select! {
                 biased;
                 () = gate.interrupts[1].notified() => Ok(0),
-                written = writer.write(rest) => written,
+                written = writer.write_vectored(&slices) => written,
             };
             match written {
                 Ok(count) => {
@@ -217,7 +251,9 @@ pub(crate) async fn write(end: usize, mut writer: WriteHalf, gate: Arc<Gate>, mo
         }
     }
     model.lock().end(end).has_finished = true;
-    if let Err(error) = writer.shutdown().await {
-        model.lock().stops_writing(end, &error);
+    let result = writer.shutdown().await;
+    model.lock().finishes(end, &result);
+    if result.is_ok() && gate.exits.load(Ordering::Relaxed) {
+        kill(end, &connection, &model);
     }
 }

@@ -2,7 +2,7 @@
 
 use fastrand::Rng;
 
-use super::script::{Connection, Limits, Operation, Script, Settings};
+use super::script::{By, Connection, Limits, Operation, Script, Settings};
 use crate::choices::Choices;
 use crate::generate::{Season, weather};
 use crate::script::Weather;
@@ -34,7 +34,8 @@ fn connection(rng: &mut Choices<'_>, devices: usize) -> Connection {
     // A device is occasionally connected to itself.
     let b = if rng.u32(..12) == 0 { a } else { (a + rng.usize(1..devices)) % devices };
     let is_stream = rng.u32(..3) == 0;
-    Connection { devices: [a, b], is_stream, limits: [limits(rng), limits(rng)] }
+    let is_hostile = rng.u32(..10) == 0;
+    Connection { devices: [a, b], is_stream, is_hostile, limits: [limits(rng), limits(rng)] }
 }
 
 fn limits(rng: &mut Choices<'_>) -> Limits {
@@ -120,6 +121,13 @@ impl Generator<'_> {
     }
 
     fn send(&mut self, end: usize) {
+        if self.settings.is_hostile(end) {
+            for _ in 0..self.rng.usize(1..=12) {
+                let seed = self.rng.u64(..);
+                self.operations.push(Operation::Frame { end, seed });
+            }
+            return;
+        }
         if self.settings.connections[end / 2].is_stream {
             let most = 1 << self.rng.u32(4..20);
             let length = self.rng.usize(1..=most).min(self.frame_bytes(end) * FRAMES as usize);
@@ -127,11 +135,21 @@ impl Generator<'_> {
         }
         for _ in 0..self.rng.usize(1..=12) {
             let length = self.length(end);
-            self.operations.push(match self.rng.u32(..6) {
-                // An empty request cannot be distinguished from others.
-                0 | 1 => Operation::Call { end, length: length.max(8) },
-                n => Operation::Send { end, length, is_lent: n == 2 },
-            });
+            let by = match self.rng.u32(..8) {
+                0 | 1 => {
+                    // An empty request cannot be distinguished from others.
+                    self.operations.push(Operation::Call { end, length: length.max(8) });
+                    continue;
+                }
+                2 => By::SendBuffer,
+                3..6 => By::Post,
+                _ => By::Send,
+            };
+            self.operations.push(Operation::Send { end, length, by });
+        }
+        if self.rng.u32(..4) == 0 {
+            let exits = self.rng.u32(..16) == 0;
+            self.operations.push(Operation::Flush { end, exits });
         }
         if self.rng.u32(..3) > 0 {
             self.receive(end ^ 1);
@@ -185,8 +203,8 @@ impl Generator<'_> {
     /// Lets an end call its peer. The acknowledgement of the request may be lost, and the reply may arrive before the
     /// request is sent again.
     fn overtake(&mut self, end: usize) {
-        let Connection { devices, is_stream, .. } = self.settings.connections[end / 2];
-        if is_stream {
+        let Connection { devices, is_stream, is_hostile, .. } = self.settings.connections[end / 2];
+        if is_stream || is_hostile {
             return self.pass();
         }
         self.receive(end ^ 1);
@@ -213,7 +231,8 @@ impl Generator<'_> {
     /// Lets an end finish, or leave.
     fn end_of(&mut self, end: usize) {
         self.operations.push(match self.rng.bool() {
-            true => Operation::Finish { end },
+            _ if self.settings.is_hostile(end) => Operation::Kill { end },
+            true => Operation::Finish { end, exits: self.rng.bool() },
             false => Operation::Leave { end },
         });
     }

@@ -16,6 +16,8 @@ use crate::memory;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Message,
+    /// A message whose operation ends before it has arrived.
+    Post,
     Request,
     Reply,
 }
@@ -24,8 +26,12 @@ pub(crate) enum Kind {
 enum Fate {
     /// The operation has no result.
     Pending,
+    /// The message was accepted. It arrives unless the connection is lost.
+    Posted,
     /// The peer's device has the message.
     Sent,
+    /// The peer's device has the message, and all messages before it.
+    Flushed,
     /// The operation was cancelled or has failed. The message arrives or not.
     Unknown,
 }
@@ -52,7 +58,13 @@ pub(crate) struct End {
     longest: usize,
     /// Whether it has received all messages of the peer.
     has_all: bool,
-    /// The operations without a result, and the requests among them. Those that were cancelled count.
+    /// Whether a message was sent, so the connection is open.
+    is_open: bool,
+    /// Whether an operation has reported that the connection was lost.
+    is_lost: bool,
+    /// Whether `finish` or `shutdown` has succeeded.
+    is_flushed: bool,
+    /// The operations without a result, and the requests among them. Those that were cancelled or posted count.
     live: [u32; 2],
     /// The bytes that a stream has accepted, and that the peer has read.
     pub(crate) written: u64,
@@ -66,12 +78,16 @@ pub(crate) struct Model {
     ends: Vec<End>,
     /// The connections that may fail.
     broken: HashSet<usize>,
+    /// The connections with a hostile end.
+    hostile: HashSet<usize>,
     /// The number and the length of the reply to each request that was answered.
     replies: HashMap<u64, (u64, usize)>,
     /// The requests that may get no reply, because it was not sent.
     refused: HashSet<u64>,
     /// The calls that may be cancelled.
     cancelled: HashSet<u64>,
+    /// The operations that have begun after an earlier one has reported that the connection was lost.
+    late: HashSet<u64>,
     numbered: u64,
     pub(crate) messages: u64,
     pub(crate) bytes: u64,
@@ -89,13 +105,21 @@ impl Shared {
     pub(crate) fn new(script: &Script, network: &Arc<Network>) -> Self {
         let limits = script.settings.connections.iter().flat_map(|it| it.limits.iter().rev());
         let longest = limits.map(|limits| limits.max_message as usize);
+        let connections = script.settings.connections.iter().enumerate();
+        let hostile: HashSet<_> =
+            connections.filter(|(_, connection)| connection.is_hostile).map(|(n, _)| n).collect();
+        let mut ends: Vec<_> = longest.map(|longest| End { longest, ..End::default() }).collect();
+        // A hostile end may send the end of its messages.
+        hostile.iter().for_each(|n| ends[2 * n + 1].has_finished = true);
         Self(Arc::new(Mutex::new(Model {
             network: Arc::clone(network),
-            ends: longest.map(|longest| End { longest, ..End::default() }).collect(),
-            broken: HashSet::new(),
+            ends,
+            broken: hostile.clone(),
+            hostile,
             replies: HashMap::new(),
             refused: HashSet::new(),
             cancelled: HashSet::new(),
+            late: HashSet::new(),
             numbered: 0,
             messages: 0,
             bytes: 0,
@@ -152,6 +176,10 @@ impl Model {
         self.broken.contains(&(end / 2))
     }
 
+    pub(crate) fn is_hostile(&self, end: usize) -> bool {
+        self.hostile.contains(&(end / 2))
+    }
+
     /// Returns true if the connection of an end may have ended.
     pub(crate) fn may_end(&self, end: usize) -> bool {
         let [own, peer] = [end, end ^ 1].map(|end| &self.ends[end]);
@@ -171,6 +199,7 @@ impl Model {
         limits: [u32; 2],
     ) {
         self.note(&("begins", end, number, sent));
+        self.late.extend(self.ends[end].is_lost.then_some(number));
         let (kind, length) = sent;
         let is_request = kind == Kind::Request;
         let own = &mut self.ends[end];
@@ -186,7 +215,7 @@ impl Model {
     /// Records the reply to a request.
     pub(crate) fn replies(&mut self, request: u64, number: u64, length: usize) {
         let before = self.replies.insert(request, (number, length));
-        debug_assert!(before.is_none(), "a request is answered once");
+        debug_assert!(before.is_none() || request == UNKNOWN, "a request is answered once");
     }
 
     /// Records that a request may get no reply.
@@ -204,11 +233,79 @@ impl Model {
 
     fn set_fate(&mut self, end: usize, number: u64, fate: Fate) {
         if let Some(sent) = self.ends[end].sent.iter_mut().find(|sent| sent.number == number) {
-            sent.fate = fate;
-            let length = sent.length;
-            if fate == Fate::Sent && self.ends[end ^ 1].has_all {
-                self.fail(|| format!("e{end}: {number} of {length} B is sent, and did not arrive"));
+            if sent.fate != Fate::Flushed {
+                sent.fate = fate;
             }
+            let length = sent.length;
+            if fate != Fate::Unknown && self.ends[end ^ 1].has_all {
+                self.fail(|| {
+                    format!("e{end}: {number} of {length} B, {fate:?}, and did not arrive")
+                });
+            }
+        }
+    }
+
+    /// Records a flush that begins. Returns its number, and the messages that have certainly begun. Requests end with
+    /// their replies.
+    pub(crate) fn flushes(&mut self, end: usize) -> (u64, Vec<u64>) {
+        let number = self.number();
+        self.note(&("flushes", end, number));
+        let own = &self.ends[end];
+        self.late.extend(own.is_lost.then_some(number));
+        let has_begun = |sent: &&Sent| match sent.fate {
+            Fate::Pending => own.is_open && sent.is_ordered,
+            fate => fate != Fate::Unknown,
+        };
+        let messages = own.sent.iter().filter(|sent| !sent.is_request).filter(has_begun);
+        (number, messages.map(|sent| sent.number).collect())
+    }
+
+    /// Checks the result of a flush.
+    pub(crate) fn flushed(
+        &mut self,
+        end: usize,
+        (number, begun): (u64, &[u64]),
+        result: &Result<(), MessageError>,
+    ) {
+        self.note(&("flushed", end, number, result.as_ref().map_err(ToString::to_string)));
+        match result {
+            Ok(()) => {
+                self.check_late(end, number);
+                for &message in begun {
+                    let sent = self.ends[end].sent.iter().find(|sent| sent.number == message);
+                    if sent.is_some_and(|sent| sent.fate != Fate::Unknown) {
+                        self.set_fate(end, message, Fate::Flushed);
+                    }
+                }
+            }
+            Err(error) => {
+                self.ends[end].is_lost |= reports_loss(error);
+                let is_lost = matches!(error, MessageError::Ended(ConnectionError::Lost));
+                let is_excused = self.is_hostile(end) || is_lost && self.may_end(end);
+                if !is_excused {
+                    self.fail(|| format!("e{end}: flush {number} failed: {error}"));
+                }
+            }
+        }
+    }
+
+    /// Checks that an operation without an error has not begun after the connection was lost.
+    fn check_late(&mut self, end: usize, number: u64) {
+        if self.late.contains(&number) {
+            self.fail(|| {
+                format!("e{end}: {number} succeeds, and began after the connection was lost")
+            });
+        }
+    }
+
+    /// Checks the end of an end's messages, or of its stream.
+    pub(crate) fn finishes(&mut self, end: usize, result: &Result<(), impl Debug>) {
+        match result {
+            Ok(()) => {
+                self.note(&("finishes", end));
+                self.ends[end].is_flushed = true;
+            }
+            Err(error) => self.stops_writing(end, error),
         }
     }
 
@@ -234,23 +331,27 @@ impl Model {
     ) {
         let (kind, length, request) = operation;
         let own = &mut self.ends[end];
-        own.live[0] -= 1;
+        let is_posted = kind == Kind::Post && result.is_ok();
+        own.live[0] -= u32::from(!is_posted);
         own.live[1] -= u32::from(kind == Kind::Request);
         self.note(&("ends", end, number, result.err().map(ToString::to_string)));
         match result {
             Ok(reply) => {
-                self.set_fate(end, number, Fate::Sent);
+                self.check_late(end, number);
+                self.ends[end].is_open = true;
+                self.set_fate(end, number, if is_posted { Fate::Posted } else { Fate::Sent });
                 let Some(reply) = reply else { return };
                 let right = self.replies.get(&number).is_some_and(|&(reply_number, length)| {
                     memory::bytes(reply_number, length) == reply
                 });
                 let length = reply.len();
-                if !right {
+                if !right && !self.is_hostile(end) {
                     self.fail(|| format!("e{end}: call {number} got a wrong reply of {length} B"));
                 }
                 self.messages += 1;
             }
             Err(error) => {
+                self.ends[end].is_lost |= reports_loss(error);
                 self.set_fate(end, number, Fate::Unknown);
                 let is_not_sent = matches!(
                     error,
@@ -279,6 +380,7 @@ impl Model {
         let [own, peer] = [end, end ^ 1].map(|end| &self.ends[end]);
         let is_call = kind == Kind::Request;
         match error {
+            _ if self.is_hostile(end) => true,
             MessageError::NotSent(SendError::TooLong { .. }) => length > own.longest,
             MessageError::NotSent(SendError::Finished) => own.has_finished,
             MessageError::NotSent(SendError::NotOpenRequest) => {
@@ -301,6 +403,10 @@ impl Model {
 
     /// Checks a message that an end has received. Returns its number.
     pub(crate) fn arrives(&mut self, end: usize, bytes: &[u8], is_request: bool) -> u64 {
+        if self.is_hostile(end) {
+            self.note(&("arrives", end, bytes));
+            return UNKNOWN;
+        }
         let from = &mut self.ends[end ^ 1].sent;
         let length = bytes.len();
         let is_it = |sent: &Sent| {
@@ -311,9 +417,9 @@ impl Model {
             self.fail(|| {
                 format!("e{end}: {length} B arrived, and were not sent or arrived before")
             });
-            return 0;
+            return UNKNOWN;
         };
-        let Some(it) = from.remove(at) else { return 0 };
+        let Some(it) = from.remove(at) else { return UNKNOWN };
         let mut overtaken = None;
         if it.is_ordered {
             // An earlier message that is missing must not arrive later.
@@ -343,21 +449,30 @@ impl Model {
         self.note(&("stops receiving", end, result.map_err(ToString::to_string)));
         let peer = &self.ends[end ^ 1];
         let is_excused = result.is_err() && self.may_end(end);
+        // If this end has finished, the peer's end needs not arrive.
+        let is_excused = is_excused && (!peer.is_flushed || self.ends[end].has_finished);
         let has_finished = peer.has_finished || peer.has_left;
         if result.is_err() && !is_excused || result.is_ok() && !has_finished {
             self.fail(|| format!("e{end}: stops receiving: {result:?}"));
         }
         self.ends[end].has_all |= result.is_ok();
-        // A message whose SEND has completed has arrived, but is lost if an earlier one is.
-        let is_left = |sent: &&Sent| match result {
-            // A message that is not ordered may not have begun.
-            Ok(()) => sent.fate == Fate::Sent || sent.fate == Fate::Pending && sent.is_ordered,
-            Err(_) => sent.fate == Fate::Sent,
-        };
+        self.ends[end].is_lost |= result.is_err_and(reports_loss);
         let mut rest = self.ends[end ^ 1].sent.iter();
         let first = match result {
-            Ok(()) => rest.find(is_left),
-            Err(_) => rest.next().filter(is_left).filter(|sent| sent.is_ordered),
+            Ok(()) => rest.find(|sent| match sent.fate {
+                // A message that is not ordered may not have begun.
+                Fate::Pending => sent.is_ordered,
+                fate => fate != Fate::Unknown,
+            }),
+            // A message that the device has is lost if an earlier one is.
+            Err(_) => {
+                let front = rest.clone().next();
+                // A flush does not await requests.
+                let mut messages = rest.take_while(|sent| !sent.is_request);
+                front
+                    .filter(|sent| sent.fate == Fate::Sent && sent.is_ordered)
+                    .or_else(|| messages.find(|sent| sent.fate == Fate::Flushed))
+            }
         };
         if let Some(Sent { number, length, fate, .. }) = first {
             let what = format!("{number} of {length} B, {fate:?}");
@@ -367,6 +482,9 @@ impl Model {
 
     /// Checks bytes that a stream has read.
     pub(crate) fn reads(&mut self, end: usize, bytes: &[u8]) {
+        if self.is_hostile(end) {
+            return self.note(&("reads", end, bytes));
+        }
         let peer = &mut self.ends[end ^ 1];
         let from = peer.read;
         peer.read += bytes.len() as u64;
@@ -388,7 +506,7 @@ impl Model {
         let has_finished = peer.has_finished || peer.has_left;
         let right = match result {
             Ok(()) => has_finished && peer.read == peer.written,
-            Err(_) => self.may_end(end),
+            Err(_) => self.may_end(end) && !peer.is_flushed,
         };
         let (read, written) = (peer.read, peer.written);
         if !right {
@@ -403,6 +521,14 @@ impl Model {
             self.fail(|| format!("e{end}: a write failed: {error:?}"));
         }
     }
+}
+
+/// The number of bytes that are unknown: those of a hostile end.
+pub(crate) const UNKNOWN: u64 = 0;
+
+/// Returns true if the error reports that the connection was lost.
+const fn reports_loss(error: &MessageError) -> bool {
+    matches!(error, MessageError::Ended(_) | MessageError::Operation { ended: Some(_), .. })
 }
 
 /// Returns the number from which the bytes of an end's stream are derived.

@@ -1,26 +1,24 @@
 //! Executes a script of messages and streams, and checks the results.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Waker};
 use std::time::Duration;
 
-use rdma_async::message::{Message, MessageError, Messages, Options, Stream};
+use rdma_async::message::{Messages, Options, Stream};
 use rdma_async::{Driver, Pool};
 use rdma_mem::{BufferPool, open_device};
 use rdma_qp::prelude::*;
 use rdma_soft::{Builder, Link, Network, Schedule, SoftDevice};
 use rdma_types::{AckTimeout, MaxAckRetries};
 use tokio::sync::Semaphore;
-use tokio::task::unconstrained;
+use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-use super::end::{self, End, Gate, Started, check};
-use super::model::{Kind, Model, Shared};
-use super::script::{Limits, Operation, Script, Settings};
+use super::end::{self, End, Gate, Started};
+use super::hostile;
+use super::model::{Model, Shared};
+use super::script::{By, Limits, Operation, Script, Settings};
 use crate::campaign::Done;
 use crate::faults::may_give_up;
-use crate::memory;
 use crate::run::{Outcome, caught, ensure};
 use crate::script::Weather;
 use crate::watch;
@@ -38,21 +36,21 @@ pub(crate) fn run(script: &Script) -> Outcome<Done> {
 }
 
 /// A device, and what its ends share.
-struct Host {
+pub(super) struct Host {
     soft: SoftDevice,
     driver: Driver,
-    pool: Pool,
+    pub(super) pool: Pool,
     /// The number of the pool's regions at the start.
     regions: usize,
 }
 
-struct World<'a> {
-    script: &'a Script,
+pub(super) struct World<'a> {
+    pub(super) script: &'a Script,
     network: &'a Network,
-    hosts: Vec<Host>,
-    ends: Vec<End>,
+    pub(super) hosts: Vec<Host>,
+    pub(super) ends: Vec<End>,
     links: Vec<Vec<Weather>>,
-    model: Shared,
+    pub(super) model: Shared,
 }
 
 /// The time after which an operation must have ended if nothing is lost.
@@ -60,6 +58,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The time after which the connection of an end that was dropped must have ended: more than the default of
 /// [`Options::linger`].
 const LINGER: Duration = Duration::from_secs(6);
+/// The number of receives that a hostile end posts.
+const RING: usize = 4;
 
 impl Host {
     fn new(network: &Network, script: &Script, device: usize) -> Self {
@@ -107,7 +107,7 @@ impl<'a> World<'a> {
         world.break_by_weather();
         // A message that waits for the peer's first frame begins later than others.
         for end in 0..world.ends.len() {
-            world.send(end, Kind::Message, 8, false);
+            world.send(end, 8, By::Send);
         }
         for Started { task, .. } in world.ends.iter_mut().flat_map(|end| &mut end.operations) {
             let _ = timeout(PATIENCE, task).await;
@@ -138,11 +138,17 @@ impl<'a> World<'a> {
             let (gate, model) = (Gate::new(), self.model.clone());
             let (shared, own) = (Arc::clone(&gate), connected.clone());
             let mut messages = None;
-            let tasks = if connection.is_stream {
+            let tasks = if n == 1 && connection.is_hostile {
+                let pool = pool.as_blocking();
+                let length = connection.limits[n].frame_bytes as usize;
+                let buffers = (0..RING).map(|_| pool.allocate(length).unwrap()).collect();
+                vec![tokio::spawn(end::endure(own, buffers, shared))]
+            } else if connection.is_stream {
                 let stream = Stream::new(own, pool, options[n]).await.unwrap();
                 let (reader, writer) = stream.into_split();
                 let reads = end::read(number, reader, Arc::clone(&gate), model.clone());
-                vec![tokio::spawn(reads), tokio::spawn(end::write(number, writer, shared, model))]
+                let writes = end::write(number, writer, connected.clone(), shared, model);
+                vec![tokio::spawn(reads), tokio::spawn(writes)]
             } else {
                 let mail = Arc::new(Messages::new(own, pool, options[n]).await.unwrap());
                 messages = Some(Arc::clone(&mail));
@@ -150,6 +156,10 @@ impl<'a> World<'a> {
             };
             let operations = Vec::new();
             self.ends.push(End { connection: connected, messages, gate, tasks, operations });
+        }
+        if connection.is_hostile {
+            let hello = self.send_frame(self.ends.len() - 1, &hostile::hello(connection));
+            tokio::spawn(hello.expect("the pool has memory"));
         }
     }
 
@@ -170,17 +180,17 @@ impl<'a> World<'a> {
 
     async fn execute(&mut self, operation: Operation) {
         match operation {
-            Operation::Send { end, length, is_lent } => {
-                self.send(end, Kind::Message, length, is_lent);
-            }
-            Operation::Call { end, length } => self.send(end, Kind::Request, length, false),
+            Operation::Send { end, length, by } => self.send(end, length, by),
+            Operation::Frame { end, seed } => self.frame(end, seed),
+            Operation::Call { end, length } => self.call(end, length),
             Operation::Answer { end, nth, length } => self.answer(end, nth, length),
             Operation::Cancel { end, nth } => self.cancel(end, nth),
             Operation::Receive { end, count } => self.ends[end].gate.receives.add_permits(count),
             Operation::Keep { end, count } => self.ends[end].gate.keep(count),
             Operation::Interrupt { end } => self.ends[end].gate.interrupt(),
             Operation::Write { end, length } => self.ends[end].gate.writes.add_permits(length),
-            Operation::Finish { end } => self.finish(end),
+            Operation::Flush { end, exits } => self.flush(end, exits),
+            Operation::Finish { end, exits } => self.finish(end, exits),
             Operation::Leave { end } => self.leave(end),
             Operation::Kill { end } => self.kill(end),
             Operation::Pass { nanoseconds } => {
@@ -229,137 +239,13 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Sends a message or a request.
-    fn send(&mut self, end: usize, kind: Kind, length: usize, is_lent: bool) {
-        let Some(messages) = self.ends[end].messages.clone() else { return };
-        let connection = &self.script.settings.connections[end / 2];
-        let pool = self.hosts[connection.devices[end % 2]].pool.as_blocking();
-        let buffer = if is_lent { pool.try_allocate(length).ok().flatten() } else { None };
-        self.start(end, (kind, length, None), |bytes| async move {
-            match (kind, buffer) {
-                (Kind::Request, _) => messages.call(&bytes).await.map(Some),
-                (_, Some(mut buffer)) => {
-                    buffer.copy_from_slice(&bytes);
-                    messages.send_buffer(buffer).await.map(|()| None)
-                }
-                _ => messages.send(&bytes).await.map(|()| None),
-            }
-        });
-    }
-
-    /// Replies to an open request, or drops it.
-    fn answer(&mut self, end: usize, nth: usize, length: Option<usize>) {
-        let (number, request) = {
-            let mut requests = self.ends[end].gate.requests.lock().expect("no panic");
-            if requests.is_empty() {
-                return;
-            }
-            let at = nth % requests.len();
-            requests.swap_remove(at)
-        };
-        check(&request, (number, 0), &self.model);
-        match length {
-            Some(length) => {
-                self.start(end, (Kind::Reply, length, Some(number)), |bytes| async move {
-                    request.reply(&bytes).await.map(|()| None)
-                });
-            }
-            None => {
-                self.model.lock().refuses(number);
-                drop(request);
-            }
-        }
-    }
-
-    /// Starts an operation. Its future is polled at once, so that operations begin in this order.
-    fn start<F>(
-        &mut self,
-        end: usize,
-        operation: (Kind, usize, Option<u64>),
-        work: impl FnOnce(Vec<u8>) -> F,
-    ) where
-        F: Future<Output = Result<Option<Message>, MessageError>> + Send + 'static,
-    {
-        let limits = &self.script.settings.connections[end / 2].limits;
-        let limits = [limits[end % 2].operations, limits[1 - end % 2].calls];
-        let (kind, length, request) = operation;
-        let number = {
-            let mut model = self.model.lock();
-            let number = model.number();
-            model.begins(end, number, (kind, length), limits);
-            if let Some(request) = request {
-                model.replies(request, number, length);
-            }
-            number
-        };
-        let (work, model) = (work(memory::bytes(number, length)), self.model.clone());
-        let mut future = Box::pin(async move {
-            let result = work.await;
-            let result = result.as_ref().map(Option::as_deref);
-            model.lock().ends(end, number, operation, result);
-        });
-        let mut first = unconstrained(future.as_mut());
-        let mut cx = Context::from_waker(Waker::noop());
-        if Pin::new(&mut first).poll(&mut cx).is_pending() {
-            let (task, can_be_cancelled) = (tokio::spawn(future), length >= 8);
-            let started = Started { number, request, task, can_be_cancelled };
-            self.ends[end].operations.push(started);
-        }
-    }
-
-    /// Drops the future of an operation. A short message cannot be distinguished from others, so it is
-    /// not cancelled.
-    fn cancel(&mut self, end: usize, nth: usize) {
-        let operations = &mut self.ends[end].operations;
-        let can = |started: &&mut Started| started.can_be_cancelled && !started.task.is_finished();
-        let count = operations.iter_mut().filter(can).count();
-        let Some(started) = operations.iter_mut().filter(can).nth(nth % count.max(1)) else {
-            return;
-        };
-        started.can_be_cancelled = false;
-        started.task.abort();
-        self.model.lock().cancels(end, started.number, started.request);
-    }
-
-    fn finish(&mut self, end: usize) {
-        let End { messages, gate, tasks, .. } = &mut self.ends[end];
-        gate.writes.close();
-        let Some(messages) = messages.clone() else { return };
-        self.model.lock().end(end).has_finished = true;
-        let model = self.model.clone();
-        tasks.push(tokio::spawn(async move {
-            if let Err(error) = messages.finish().await {
-                model.lock().stops_writing(end, &error);
-            }
-        }));
-    }
-
-    /// Drops an end and all its futures.
-    fn leave(&mut self, end: usize) {
-        let mut model = self.model.lock();
-        model.end(end).has_left = true;
-        let End { messages, gate, tasks, operations, .. } = &mut self.ends[end];
-        *messages = None;
-        for Started { number, request, task, .. } in operations.drain(..) {
-            if !task.is_finished() {
-                task.abort();
-                model.cancels(end, number, request);
-            }
-        }
-        tasks.drain(..).for_each(|task| task.abort());
-        drop(model);
-        gate.requests.lock().expect("no panic").clear();
-    }
-
-    fn kill(&mut self, end: usize) {
-        self.model.lock().break_connection(end / 2);
-        self.ends[end].connection.close().unwrap();
-    }
-
     /// Lets everything end, and checks that it does.
     async fn end(&mut self) -> Outcome {
         self.linger().await?;
         for (n, End { gate, .. }) in self.ends.iter().enumerate() {
+            if self.script.settings.is_hostile(n) {
+                continue;
+            }
             gate.receives.add_permits(Semaphore::MAX_PERMITS / 2);
             // A wait for messages goes on, because a new one would process what the old one does not.
             if let Some(most) = self.most_kept(n) {
@@ -367,6 +253,7 @@ impl<'a> World<'a> {
                 gate.interrupt();
             }
         }
+        self.provoke().await?;
         let until = self.network.now() + PATIENCE;
         let shortest = Duration::from_micros(10);
         let mut pause = shortest;
@@ -388,7 +275,7 @@ impl<'a> World<'a> {
             gate.keep(0);
             gate.interrupt();
         }
-        (0..self.ends.len()).for_each(|end| self.finish(end));
+        (0..self.ends.len()).for_each(|end| self.finish(end, false));
         self.join().await?;
         self.model.lock().check()?;
         self.release().await
@@ -405,6 +292,34 @@ impl<'a> World<'a> {
             ensure!(self.ends[end].connection.closed().is_some(), "e{end} has left, and lingers");
         }
         Ok(())
+    }
+
+    /// Sends bytes that are no frame from each hostile end. The connection of a peer that has them must end.
+    async fn provoke(&self) -> Outcome {
+        for end in (0..self.ends.len()).filter(|&end| self.script.settings.is_hostile(end)) {
+            self.ends[end].gate.receives.close();
+            let Some(sending) = self.send_frame(end, b"not a frame") else { continue };
+            let sending = tokio::spawn(sending);
+            // An end that has left has no tasks.
+            let receiver = self.ends[end - 1].tasks.first();
+            let has_ended = || receiver.is_none_or(JoinHandle::is_finished);
+            self.rouse(end - 1, || sending.is_finished() || has_ended()).await;
+            if sending.is_finished() && sending.await.is_ok_and(|has_arrived| has_arrived) {
+                self.rouse(end - 1, has_ended).await;
+                ensure!(has_ended(), "e{} accepts what is not a frame", end - 1);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets an end process what arrives until the condition holds. The frames of a hostile end wake no task, because
+    /// they are not solicited.
+    async fn rouse(&self, end: usize, is_over: impl Fn() -> bool) {
+        let until = self.network.now() + PATIENCE;
+        while !is_over() && self.network.now() < until {
+            self.ends[end].gate.interrupt();
+            self.network.sleep(Duration::from_millis(100)).await;
+        }
     }
 
     /// Returns the number of chunks that the reader of a stream can keep without stopping its peer, or `None` for
@@ -513,7 +428,12 @@ mod tests {
             weather: Weather::CLEAR,
             timeout: 14,
             retries: 7,
-            connections: vec![Connection { devices: [0, 1], is_stream: false, limits }],
+            connections: vec![Connection {
+                devices: [0, 1],
+                is_stream: false,
+                is_hostile: false,
+                limits,
+            }],
         };
         // The devices are named after the seed, so each test has its own.
         Script { seed: calls.into(), settings, operations }

@@ -34,6 +34,8 @@ pub(crate) struct Settings {
 pub(crate) struct Connection {
     pub(crate) devices: [usize; 2],
     pub(crate) is_stream: bool,
+    /// Whether the second end sends frames that break the protocol.
+    pub(crate) is_hostile: bool,
     pub(crate) limits: [Limits; 2],
 }
 
@@ -52,14 +54,27 @@ pub(crate) struct Limits {
     pub(crate) calls: u32,
 }
 
+/// The function that sends a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    Send,
+    /// `send_buffer`, with a buffer of the pool.
+    SendBuffer,
+    Post,
+}
+
 /// An operation of an end, or a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
-    /// Sends a message, from a buffer of the pool if `is_lent`.
     Send {
         end: usize,
         length: usize,
-        is_lent: bool,
+        by: By,
+    },
+    /// Sends a frame of a hostile end.
+    Frame {
+        end: usize,
+        seed: u64,
     },
     /// Sends a request, and waits for the reply.
     Call {
@@ -96,9 +111,15 @@ pub(crate) enum Operation {
         end: usize,
         length: usize,
     },
-    /// Ends the messages or the stream of an end.
+    /// Waits until the peer's device has received all messages. Then destroys the queue pair if the end `exits`.
+    Flush {
+        end: usize,
+        exits: bool,
+    },
+    /// Ends the messages or the stream of an end. Then destroys the queue pair if the end `exits`.
     Finish {
         end: usize,
+        exits: bool,
     },
     /// Drops an end.
     Leave {
@@ -130,6 +151,13 @@ pub(crate) enum Operation {
     },
 }
 
+impl Settings {
+    /// Returns true if this end breaks the protocol.
+    pub(crate) fn is_hostile(&self, end: usize) -> bool {
+        end % 2 == 1 && self.connections[end / 2].is_hostile
+    }
+}
+
 impl Limits {
     pub(crate) fn options(&self) -> Options {
         Options::new()
@@ -154,10 +182,11 @@ impl fmt::Display for Script {
         let deferred = if settings.deferred { ", deferred" } else { "" };
         writeln!(f, "{devices} devices of {link}{deferred}, seed {seed:#x}")?;
         writeln!(f, "links: {weather}; timeout {timeout}, retries {retries}")?;
-        for (n, Connection { devices: [a, b], is_stream, limits }) in
+        for (n, Connection { devices: [a, b], is_stream, is_hostile, limits }) in
             settings.connections.iter().enumerate()
         {
             let kind = if *is_stream { "stream" } else { "messages" };
+            let kind = format!("{kind}{}", if *is_hostile { ", hostile" } else { "" });
             writeln!(f, "c{n}: {kind}, e{} of d{a} and e{} of d{b}", 2 * n, 2 * n + 1)?;
             limits.iter().try_for_each(|limits| writeln!(f, "    {limits:?}"))?;
         }
