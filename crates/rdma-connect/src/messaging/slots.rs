@@ -78,7 +78,7 @@ impl Slots {
     }
 
     /// Takes the memory out of all slots that are not posted, because the connection has ended. It is unused from now
-    /// on, and so is memory that is set later: that of a chunk which the program still has, or of a frame that was not posted.
+    /// on. So is memory that is set later: that of a chunk which the program still has, or of a frame that was not posted.
     pub fn close(&mut self) {
         self.is_closed = true;
         let slots = self.receives.iter_mut().chain(&mut self.sends);

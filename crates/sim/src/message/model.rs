@@ -449,7 +449,7 @@ impl Model {
         self.note(&("stops receiving", end, result.map_err(ToString::to_string)));
         let peer = &self.ends[end ^ 1];
         let is_excused = result.is_err() && self.may_end(end);
-        // If this end has finished, the peer's end needs not arrive.
+        // If this end has finished, the peer's end need not arrive.
         let is_excused = is_excused && (!peer.is_flushed || self.ends[end].has_finished);
         let has_finished = peer.has_finished || peer.has_left;
         if result.is_err() && !is_excused || result.is_ok() && !has_finished {
