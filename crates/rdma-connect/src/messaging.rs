@@ -25,6 +25,9 @@ use std::task::Waker;
 use rdma_mem::Buffer;
 use rdma_message::frame::{CloseReason, Frame, Remote};
 use rdma_message::{ConnectionError, Incoming, Operation, Output};
+use tracing::field::display;
+
+use crate::PeerAddress;
 
 pub use body::Body;
 pub use bytes::{Arrived, StreamFrame, StreamState, WriteCursor, chunk_bytes};
@@ -167,8 +170,8 @@ static MALFORMED_VALUES: AtomicU64 = AtomicU64::new(0);
 /// Returns the number of streams and connections for messages that have ended because their peers broke the protocol. It
 /// counts all of this process, blocking and asynchronous.
 ///
-/// The number never decreases. A warning of `tracing` for each of these connections states the error. It also states
-/// the address of the peer, if the connection was made by address. A peer that has a stream instead of messages causes a
+/// The number never decreases. A warning of `tracing` for each of these connections states the error and the peer: its
+/// address, or its queue pair if the connection was not made by address. A peer that has a stream instead of messages causes a
 /// warning, but is not counted.
 ///
 /// # Examples
@@ -185,7 +188,7 @@ pub fn violations() -> u64 {
 /// It counts all of this process, blocking and asynchronous.
 ///
 /// The peer has died or reset such a connection, or the device or the network has failed. The number never decreases.
-/// For each of them, an event of `tracing` with the level `DEBUG` states the peer's address, if there is one.
+/// For each of them, an event of `tracing` with the level `DEBUG` states the peer.
 ///
 /// # Examples
 /// ```
@@ -201,8 +204,7 @@ pub fn losses() -> u64 {
 /// and asynchronous.
 ///
 /// Their connections continue, because the program may have requested another type. The number never decreases. For
-/// each of them, a warning of `tracing` states the error. It also states the address of the peer, if the connection was
-/// made by address.
+/// each of them, a warning of `tracing` states the error and the peer.
 ///
 /// # Examples
 /// ```
@@ -214,35 +216,57 @@ pub fn malformed_values() -> u64 {
     MALFORMED_VALUES.load(Ordering::Relaxed)
 }
 
+/// The peer of a connection, for events.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::exhaustive_enums)] // a driver creates each
+pub enum Peer {
+    /// The address of its control connection.
+    Address(SocketAddr),
+    /// Its queue pair, if the connection was not made by address.
+    QueuePair(PeerAddress),
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => address.fmt(f),
+            Self::QueuePair(address) => address.fmt(f),
+        }
+    }
+}
+
 /// Reports a message from which no value could be decoded to the subscriber of `tracing`. Counts it for
 /// [`malformed_values`].
-pub fn report_malformed(error: &dyn fmt::Display, length: usize, peer: Option<SocketAddr>) {
+pub fn report_malformed(error: &dyn fmt::Display, length: usize, peer: Option<Peer>) {
     MALFORMED_VALUES.fetch_add(1, Ordering::Relaxed);
-    tracing::warn!(%error, length, ?peer, "the bytes of a message are not a value of the requested type");
+    let peer = peer.map(display);
+    tracing::warn!(%error, length, peer, "the bytes of a message are not a value of the requested type");
 }
 
 /// Reports the end of a connection to the subscriber of `tracing`. If the ends do not match, or the peer has broken the
 /// protocol, this is a warning. The latter counts for [`violations`]. A lost connection counts for [`losses`].
-pub fn report(error: ConnectionError, peer: Option<SocketAddr>) {
+pub fn report(error: ConnectionError, peer: Option<Peer>) {
+    let peer = peer.map(display);
     match error {
         ConnectionError::Aborted => {}
         ConnectionError::Lost | ConnectionError::PeerClosed(_) => {
             LOSSES.fetch_add(1, Ordering::Relaxed);
-            tracing::debug!(%error, ?peer, "a stream or a connection for messages has ended");
+            tracing::debug!(%error, peer, "a stream or a connection for messages has ended");
         }
         ConnectionError::Mode(_) => {
-            tracing::warn!(%error, ?peer, "the ends of a connection do not match");
+            tracing::warn!(%error, peer, "the ends of a connection do not match");
         }
         _ => {
             VIOLATIONS.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(%error, ?peer, "a peer has broken the protocol");
+            tracing::warn!(%error, peer, "a peer has broken the protocol");
         }
     }
 }
 
 /// Reports a long message of the peer that waits for memory to the subscriber of `tracing`.
-pub fn report_refused(error: &dyn fmt::Display, length: usize) {
-    tracing::warn!(%error, length, "a message waits for memory: its sender waits, too");
+pub fn report_refused(error: &dyn fmt::Display, length: usize, peer: Option<Peer>) {
+    let peer = peer.map(display);
+    tracing::warn!(%error, length, peer, "a message waits for memory: its sender waits, too");
 }
 
 /// Registers a waker, if there is one. Moves the earlier one to `waker`, for the caller to drop without the lock.

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::{fmt, mem};
 
 use rdma_connect::messaging::{
-    Arrived, Protocol, Requests as _, Slots, StreamFrame, StreamState, WriteCursor, report,
+    Arrived, Peer, Protocol, Requests as _, Slots, StreamFrame, StreamState, WriteCursor, report,
 };
 
 use super::linger::Linger;
@@ -89,6 +89,12 @@ impl<P: Drive> Session<P> {
         let lacks =
             || io::Error::new(ErrorKind::Unsupported, "the connection was not made by address");
         member.map(|member| member.shared.address()).ok_or_else(lacks)
+    }
+
+    /// Returns the peer, for events.
+    pub(super) fn peer(&self) -> Option<Peer> {
+        let address = self.peer_addr().ok().map(Peer::Address);
+        address.or_else(|| self.connection.peer().map(Peer::QueuePair))
     }
 
     /// Returns false in a forked child, which does not own the session.
@@ -187,7 +193,7 @@ impl<P: Drive> Session<P> {
         }
         // Last, because the program's subscriber may panic.
         if let Some(error) = ended {
-            report(error, self.peer_addr().ok());
+            report(error, self.peer());
         }
     }
 }

@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use rdma_connect::Operation;
 use rdma_connect::messaging::{
-    Mailbox, Options, Protocol, Requests as _, StreamState, linger_of, message_limits, report,
-    report_refused,
+    Mailbox, Options, Peer, Protocol, Requests as _, StreamState, linger_of, message_limits,
+    report, report_refused,
 };
 use rdma_mem::{Buffer, BufferPool, Forked, ProtectionDomain};
 use rdma_message::frame::Remote;
@@ -73,7 +73,7 @@ pub(super) struct Session<P> {
     linger: Duration,
     pool: BufferPool,
     pd: ProtectionDomain,
-    peer: Option<SocketAddr>,
+    peer: Option<Peer>,
 }
 
 /// The state that the lock protects.
@@ -155,7 +155,10 @@ impl<P: Drive> Session<P> {
             linger: linger_of(options),
             pool: pool.clone(),
             pd: ledger.pd.clone(),
-            peer: ledger.peer_addr,
+            peer: ledger.peer_addr.map(Peer::Address).or_else(|| {
+                let connection = ledger.queues.get(0)?;
+                connection.peer.map(Peer::QueuePair)
+            }),
             state: Mutex::new(State {
                 protocol: protocol(&limits)?,
                 requests,
@@ -178,9 +181,19 @@ impl<P: Drive> Session<P> {
     /// # Errors
     /// `Unsupported` if the channel was not made by address.
     pub(super) fn peer_addr(&self) -> io::Result<SocketAddr> {
-        let lacks =
-            || io::Error::new(ErrorKind::Unsupported, "the channel was not made by address");
-        self.peer.ok_or_else(lacks)
+        match self.peer {
+            Some(Peer::Address(address)) => Ok(address),
+            _ => {
+                let lacks = "the channel was not made by address";
+                Err(io::Error::new(ErrorKind::Unsupported, lacks))
+            }
+        }
+    }
+
+    /// Returns the peer, for events.
+    #[cfg(feature = "serde")]
+    pub(super) const fn peer(&self) -> Option<Peer> {
+        self.peer
     }
 
     /// Returns false in a forked child, which does not own the session.
@@ -360,7 +373,7 @@ impl<P: Drive> Session<P> {
             self.lock().requests.note_shortage(length);
         }
         if let Some((error, length)) = refused {
-            report_refused(&error, length);
+            report_refused(&error, length, self.peer);
         }
         if let Some(error) = error {
             report(error, self.peer);

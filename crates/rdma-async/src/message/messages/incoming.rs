@@ -95,7 +95,7 @@ impl Message {
     #[cfg(feature = "serde")]
     pub fn value<T: DeserializeOwned>(&self) -> Result<T, ValueError> {
         (**self).value().inspect_err(|error| {
-            report_malformed(error, self.len(), self.session.peer_addr().ok());
+            report_malformed(error, self.len(), self.session.peer());
         })
     }
 }

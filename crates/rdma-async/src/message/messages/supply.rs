@@ -100,7 +100,9 @@ impl Supply {
                     Ok(memory) => return wait.fetch_into(memory),
                     Err(error) if !is_reported => {
                         is_reported = true;
-                        report_refused(&error, length);
+                        let session = wait.session.upgrade();
+                        let peer = session.and_then(|session| session.peer());
+                        report_refused(&error, length, peer);
                     }
                     Err(_) => {}
                 }

@@ -11,12 +11,13 @@ use rdma_mem::Rkey;
 use rdma_message::frame::{Body, CallId, Frame, Hello, Limits, Mode, Remote, Role};
 use test_support::events::{Event, Hears};
 use test_support::program::in_own_process;
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::yield_now;
 use tracing::Level;
+use tracing::subscriber::DefaultGuard;
 
 use super::offer_peers::{connections, options};
-use super::rig::endpoint;
+use super::rig::{endpoint, stream_and_peer};
 use crate::common::host::Host;
 use crate::common::run_in_one_thread;
 
@@ -81,15 +82,12 @@ impl End {
                 end.peer_addr()
             }
         };
-        format!("{:?}", Some(address.unwrap()))
+        address.unwrap().to_string()
     }
 }
 
-/// Returns the level and the error of the only event about an end whose peer sends these frames, and then dies if it
-/// `dies`. The end receives only afterwards, so the program has taken nothing when the last frame arrives.
-async fn report(host: &Host, mode: Mode, frames: &[Vec<u8>], dies: bool) -> (Level, String) {
-    let (connection, peer) = connections(host, options()).await;
-    let mut end = End::new(mode, connection, host).await;
+/// Collects the events about messages and streams until the guard is dropped.
+fn events() -> (Arc<Mutex<Vec<Event>>>, DefaultGuard) {
     let events = Arc::new(Mutex::new(Vec::new()));
     let heard = Arc::clone(&events);
     let hears = Hears(move |event: Event| {
@@ -97,7 +95,15 @@ async fn report(host: &Host, mode: Mode, frames: &[Vec<u8>], dies: bool) -> (Lev
             heard.lock().unwrap().push(event);
         }
     });
-    let _guard = tracing::subscriber::set_default(hears);
+    (events, tracing::subscriber::set_default(hears))
+}
+
+/// Returns the level and the error of the only event about an end whose peer sends these frames, and then dies if it
+/// `dies`. The end receives only afterwards, so the program has taken nothing when the last frame arrives.
+async fn report(host: &Host, mode: Mode, frames: &[Vec<u8>], dies: bool) -> (Level, String) {
+    let (connection, peer) = connections(host, options()).await;
+    let mut end = End::new(mode, connection, host).await;
+    let (events, _guard) = events();
     let buffers = (0..32).map(|_| host.pool.allocate(1024).unwrap());
     let _ring = peer.receive_ring(buffers).unwrap();
     for frame in frames {
@@ -125,6 +131,24 @@ async fn each_is_a_violation(host: &Host, mode: Mode, cases: &[(&str, Vec<Vec<u8
         assert!(level == Level::WARN && error.contains(expected), "{level}: {error}, {expected}");
         assert_eq!((violations(), losses()), (before.0 + 1, before.1), "{expected}");
     }
+}
+
+#[test]
+fn an_event_names_the_queue_pair_of_a_peer_without_an_address() {
+    let name = "message::reports::an_event_names_the_queue_pair_of_a_peer_without_an_address";
+    in_own_process(name, || {
+        run_in_one_thread(async || {
+            let host = Host::new("soft0");
+            let (mut stream, peer) = stream_and_peer(&host, options()).await;
+            let (events, _guard) = events();
+            peer.send(host.buffer(b"certainly not a frame")).await.unwrap();
+            stream.read_u8().await.unwrap_err();
+            let events = events.lock().unwrap();
+            let [event] = events.as_slice() else { panic!("{events:?}") };
+            let named = event.field("peer").unwrap();
+            assert!(named.starts_with(&format!("QPN {} at GID ", peer.qpn())), "{named}");
+        });
+    });
 }
 
 #[test]

@@ -56,7 +56,7 @@ async fn hostile() {
         talk(&hostile, &victim).await;
         talk(&friend, &other).await;
     }
-    let peer = format!("{:?}", Some(victim.peer_addr().unwrap()));
+    let peer = victim.peer_addr().unwrap().to_string();
     let events = events.lock().unwrap();
     for event in &*events {
         assert_eq!((event.level, event.field("peer")), (Level::WARN, Some(&*peer)), "{event:?}");

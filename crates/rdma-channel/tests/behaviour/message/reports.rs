@@ -46,7 +46,7 @@ impl End {
                 end.peer_addr()
             }
         };
-        format!("{:?}", Some(address.unwrap()))
+        address.unwrap().to_string()
     }
 }
 

@@ -57,7 +57,7 @@ fn hostile(rig: Rig) {
             talk(&friend, &other);
         }
     });
-    let peer = format!("{:?}", Some(victim.peer_addr().unwrap()));
+    let peer = victim.peer_addr().unwrap().to_string();
     let events: Vec<_> = events.try_iter().collect();
     for event in &events {
         assert_eq!((event.level, event.field("peer")), (Level::WARN, Some(&*peer)), "{event:?}");
