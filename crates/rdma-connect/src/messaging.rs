@@ -27,7 +27,7 @@ use rdma_message::frame::{CloseReason, Frame, Remote};
 use rdma_message::{ConnectionError, Incoming, Operation, Output};
 use tracing::field::display;
 
-use crate::PeerAddress;
+use crate::error::peer::PeerAddress;
 
 pub use body::Body;
 pub use bytes::{Arrived, StreamFrame, StreamState, WriteCursor, chunk_bytes};
@@ -170,9 +170,9 @@ static MALFORMED_VALUES: AtomicU64 = AtomicU64::new(0);
 /// Returns the number of streams and connections for messages that have ended because their peers broke the protocol. It
 /// counts all of this process, blocking and asynchronous.
 ///
-/// The number never decreases. A warning of `tracing` for each of these connections states the error and the peer: its
-/// address, or its queue pair if the connection was not made by address. A peer that has a stream instead of messages causes a
-/// warning, but is not counted.
+/// The number never decreases. A warning of `tracing` for each of these connections states the error and the peer. This
+/// is its address, or its queue pair if the connection was not made by address. A peer that has a stream instead of
+/// messages causes a warning, but is not counted.
 ///
 /// # Examples
 /// ```
