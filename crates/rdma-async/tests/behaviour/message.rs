@@ -3,6 +3,7 @@
 mod blocking;
 mod calls;
 mod control_connection;
+mod dying_lenders;
 mod foreign_code;
 mod idle;
 mod messages;

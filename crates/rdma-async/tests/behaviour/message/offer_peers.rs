@@ -25,9 +25,18 @@ pub(super) fn options() -> Options {
 
 /// The connections of an end under test, and of its peer.
 pub(super) async fn connections(host: &Host, options: Options) -> (Connection, Connection) {
+    connections_between(host, host, options).await
+}
+
+/// Like [`connections`], with the peer on another host.
+pub(super) async fn connections_between(
+    host: &Host,
+    peer: &Host,
+    options: Options,
+) -> (Connection, Connection) {
     let qp = options.fit(host.pd.create_qp().access(all()));
-    let of_peer = qp.clone().max_recv_wr(64).max_send_wr(64);
-    let listener = host.driver.listen("127.0.0.1:0", of_peer).await.unwrap();
+    let of_peer = options.fit(peer.pd.create_qp().access(all())).max_recv_wr(64).max_send_wr(64);
+    let listener = peer.driver.listen("127.0.0.1:0", of_peer).await.unwrap();
     let connect = host.driver.connect(listener.local_addr(), qp);
     let (one, peer) = tokio::join!(connect, listener.accept());
     (one.unwrap().0, peer.unwrap())
