@@ -1,18 +1,21 @@
 //! Operations and buffers of a pool allocate no memory once their connection has been used: awaited, posted, dropped,
-//! and waiting for a slot. Neither do streams, and messages in one frame, in several, or lent, also if their pool
-//! was full. The test has its own `main`, because the threads of the usual harness allocate, too.
+//! and waiting for a slot. Neither do streams and their halves, and messages in one frame, in several, or lent, also if
+//! their pool was full. The test has its own `main`, because the threads of the usual harness allocate, too.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::io::IoSlice;
 use std::iter;
 
-use rdma_async::message::{Messages, Options, Stream};
+use rdma_async::message::{Messages, Options, ReadHalf, Stream, WriteHalf};
 use rdma_async::{Connection, Driver, Endpoint, Pool};
 use rdma_mem::{AccessFlags, Buffer, Context, RemoteMemoryRegion, open_device};
 use rdma_qp::MaxRnrRetries;
 use rdma_qp::prelude::*;
 use test_support::alloc_counter::{CountingAllocator, assert_steady};
 use test_support::program::await_threads;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{
+    AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _,
+};
 use tokio::join;
 use tokio::task::yield_now;
 
@@ -28,6 +31,10 @@ const IN_FRAMES: [usize; 5] = [32 << 10, (32 << 10) + 1, 80_000, 128 << 10, 1 <<
 /// The receiver copies the first message from its frame, and keeps the frame of the second one. The sender copies the
 /// rest of the third one, and the whole fourth one.
 const BETWEEN_FULL_POOLS: [usize; 4] = [100, 20_000, 200_000, 2 << 20];
+
+/// Lengths of messages that are posted without waiting. If more than ten arrive while the peer fetches the long one, their list grows on
+/// the heap, and shrinks again.
+const POSTS: [usize; 8] = [1 << 20, 8, 100, 20_000, 8, 8, 80_000, 8];
 
 struct Rig {
     one: Connection,
@@ -137,9 +144,42 @@ async fn between_full_pools(context: &Context, length: usize) {
     drop(kept);
 }
 
-/// Both ends of a stream, and of connections for messages.
+/// Returns both ends of a stream.
+async fn connect_streams(endpoint: &Endpoint) -> [Stream; 2] {
+    let options = Options::new();
+    let listener = endpoint.listen_for_streams("127.0.0.1:0", options).await.unwrap();
+    let client = endpoint.connect_stream(listener.local_addr(), options);
+    let (client, server) = join!(client, listener.accept());
+    [client.unwrap(), server.unwrap()]
+}
+
+/// Writes all bytes, from several slices at once.
+async fn write_slices(writer: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) {
+    let (first, rest) = bytes.split_at(100);
+    let (second, third) = rest.split_at(rest.len() / 2);
+    let mut slices = &mut [first, &[], second, third].map(IoSlice::new)[..];
+    while !slices.is_empty() {
+        let written = writer.write_vectored(slices).await.unwrap();
+        IoSlice::advance_slices(&mut slices, written);
+    }
+    writer.flush().await.unwrap();
+}
+
+/// Reads these bytes where they arrived.
+async fn read_in_place(reader: &mut (impl AsyncBufRead + Unpin), mut expected: &[u8]) {
+    while !expected.is_empty() {
+        let arrived = reader.fill_buf().await.unwrap();
+        let (piece, rest) = expected.split_at(arrived.len());
+        assert!(arrived == piece);
+        reader.consume(piece.len());
+        expected = rest;
+    }
+}
+
+/// Both ends of streams, and of connections for messages.
 struct Talk {
     streams: [Stream; 2],
+    halves: [(ReadHalf, WriteHalf); 2],
     messages: [Messages; 2],
     /// With the options of [`in_frames`].
     frames: [Messages; 2],
@@ -147,15 +187,12 @@ struct Talk {
 
 impl Talk {
     async fn new(endpoint: &Endpoint) -> Self {
-        let (any, options) = ("127.0.0.1:0", Options::new());
-        let listener = endpoint.listen_for_streams(any, options).await.unwrap();
-        let client = endpoint.connect_stream(listener.local_addr(), options);
-        let (client, server) = join!(client, listener.accept());
-        let streams = [client.unwrap(), server.unwrap()];
+        let streams = connect_streams(endpoint).await;
+        let halves = connect_streams(endpoint).await.map(Stream::into_split);
         let endpoints = [endpoint; 2];
-        let messages = connect(endpoints, options).await;
+        let messages = connect(endpoints, Options::new()).await;
         let frames = connect(endpoints, in_frames()).await;
-        Self { streams, messages, frames }
+        Self { streams, halves, messages, frames }
     }
 
     /// An echo over the stream, in which either end waits for the other.
@@ -172,6 +209,45 @@ impl Talk {
             assert_eq!(*chunk, [7; 100]);
         };
         join!(echo, ask);
+    }
+
+    /// The same bytes in both directions, in many frames.
+    async fn slices(&mut self, bytes: &[u8]) {
+        let [client, server] = &mut self.streams;
+        join!(write_slices(client, bytes), read_in_place(server, bytes));
+        join!(write_slices(server, bytes), read_in_place(client, bytes));
+    }
+
+    /// The same, at once, from the halves of a stream. One end sends back the chunks that arrive.
+    async fn halves(&mut self, bytes: &[u8]) {
+        let [(reader, writer), (server_reader, server_writer)] = &mut self.halves;
+        let echo = async {
+            let mut echoed = 0;
+            while echoed < bytes.len() {
+                let chunk = server_reader.read_chunk().await.unwrap().unwrap();
+                server_writer.write_all(&chunk).await.unwrap();
+                echoed += chunk.len();
+            }
+        };
+        join!(echo, write_slices(writer, bytes), read_in_place(reader, bytes));
+    }
+
+    /// Messages that are under way at a time: lent or in frames, and short ones after each.
+    async fn posts(&mut self, bytes: &[u8]) {
+        for [client, server] in [&self.messages, &self.frames] {
+            let post = async {
+                for message in POSTS.map(|length| &bytes[..length]) {
+                    client.post(message).await.unwrap();
+                }
+                client.flush().await.unwrap();
+            };
+            let receive = async {
+                for message in POSTS.map(|length| &bytes[..length]) {
+                    assert!(*server.receive().await.unwrap().unwrap() == *message);
+                }
+            };
+            join!(post, receive);
+        }
     }
 
     /// A message that is lent, and its memory, which is lent in turn.
@@ -256,6 +332,9 @@ fn main() {
             rig.dropped().await;
             rig.allocated().await;
             talk.stream().await;
+            talk.slices(&long).await;
+            talk.halves(&long).await;
+            talk.posts(&long).await;
             talk.messages().await;
             talk.long_messages(&long).await;
             for length in IN_FRAMES {
@@ -268,5 +347,5 @@ fn main() {
             between_full_pools(&context, length).await;
         }
     }));
-    println!("no allocation in 100 rounds of 11 operations, 3 buffers and 17 messages");
+    println!("no allocation in 100 rounds of 11 operations, 3 buffers, 6 streams and 33 messages");
 }

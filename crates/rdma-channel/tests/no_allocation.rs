@@ -1,15 +1,16 @@
-//! Operations allocate no memory and make no system call, in any form. Messages allocate no memory, in one frame, in
-//! several, or lent, also if their pool was full. The test has its own `main`, because the threads of the usual harness
-//! allocate, too.
+//! Operations allocate no memory and make no system call, in any form. Streams allocate no memory, nor do messages, in
+//! one frame, in several, or lent, also if their pool was full. The test has its own `main`, because the threads of the
+//! usual harness allocate, too.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::io::{BufRead as _, IoSlice, Write as _};
 use std::iter;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use rdma_channel::message::{Messages, Options};
+use rdma_channel::message::{Messages, Options, ReadHalf, Stream, WriteHalf};
 use rdma_channel::{Channel, InFlight, ScopedPendingWork, TransportError, Wait, prelude::*};
 use rdma_mem::{
     AccessFlags, BufferPool, GatherList, OwnedRegion, ProtectionDomain, ScatterList, SharedRegion,
@@ -34,6 +35,13 @@ const LATE: &str = "late0";
 /// The receiver copies the first message from its frame, and keeps the frame of the second one. The sender copies the
 /// rest of the third one, and the whole fourth one.
 const BETWEEN_FULL_POOLS: [usize; 4] = [100, 20_000, 200_000, 2 << 20];
+/// The number of rounds of messages and bytes.
+const ROUNDS: usize = 60;
+/// Lengths of messages that are posted without waiting. If more than ten arrive while the peer fetches the long one,
+/// their list grows on the heap, and shrinks again.
+const POSTS: [usize; 8] = [1 << 20, 8, 100, 20_000, 8, 8, 80_000, 8];
+/// The number of bytes of a stream in a round.
+const STREAMED: usize = 1 << 20;
 
 type Outcome = Result<(), TransportError>;
 type Work = fn(&mut Rig) -> Outcome;
@@ -118,6 +126,9 @@ fn main() {
         messages(wait, Options::new());
         // The longest messages need more than the peer's credit.
         messages(wait, in_frames());
+        posts(wait, Options::new());
+        posts(wait, in_frames());
+        streams(wait);
         for length in BETWEEN_FULL_POOLS {
             between_full_pools(wait, length);
         }
@@ -232,7 +243,7 @@ fn between_full_pools(wait: Wait, length: usize) {
         }
     });
     let client = channel().connect_messages(address, &pools[0], in_frames()).unwrap();
-    let (bytes, mut counts) = (vec![7; length], [0; 60]);
+    let (bytes, mut counts) = (vec![7; length], [0; ROUNDS]);
     let mut kept = Vec::new();
     for (round, count) in counts.iter_mut().enumerate() {
         client.send(&bytes).unwrap();
@@ -256,7 +267,6 @@ fn between_full_pools(wait: Wait, length: usize) {
 fn messages(wait: Wait, options: Options) {
     const LENGTHS: [usize; 7] =
         [8, 20_000, 32 << 10, (32 << 10) + 1, 256 << 10, (256 << 10) + 1, 1 << 20];
-    const ROUNDS: usize = 60;
     let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
     let pool = BufferPool::new(&pd);
     let channel = || pd.create_channel().wait(wait);
@@ -280,6 +290,97 @@ fn messages(wait: Wait, options: Options) {
     assert_steady(&counts, &format!("{wait:?}, {options:?}"));
     client.finish().unwrap();
     server.join().unwrap();
+}
+
+/// Posts messages that are under way at a time, to a thread that answers the last one, and then writes to its memory.
+fn posts(wait: Wait, options: Options) {
+    let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
+    let pool = BufferPool::new(&pd);
+    let access = AccessFlags::new().with_local_write().with_remote_write();
+    let board = pd.allocate_shared_region(4096, access).unwrap();
+    let channel = || pd.create_channel().wait(wait);
+    let mut listener = channel().listen_for_messages("127.0.0.1:0", &pool, options).unwrap();
+    let address = listener.local_addr();
+    let server = thread::spawn(move || {
+        let client: Messages = listener.accept().unwrap();
+        while let Some(message) = client.receive().unwrap() {
+            if message.is_request() {
+                message.reply(b"all").unwrap();
+            }
+        }
+    });
+    let client = channel().connect_messages(address, &pool, options).unwrap();
+    let (bytes, mut counts) = (vec![7; 1 << 20], [0; ROUNDS]);
+    for count in &mut counts {
+        for length in POSTS {
+            client.post(&bytes[..length]).unwrap();
+        }
+        client.flush().unwrap();
+        let buffer = pool.allocate(4096).unwrap();
+        drop(client.write(buffer, 0..4096, board.remote()).wait().unwrap());
+        assert_eq!(*client.call(b"?").unwrap(), *b"all");
+        *count = ALLOCATOR.allocations();
+    }
+    assert_steady(&counts, &format!("{wait:?}, {options:?}, posts"));
+    client.finish().unwrap();
+    server.join().unwrap();
+}
+
+/// Writes slices with one half of a stream to a thread that sends them back, and reads them with the other half.
+fn streams(wait: Wait) {
+    let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
+    let (pool, options) = (BufferPool::new(&pd), Options::new());
+    let channel = || pd.create_channel().wait(wait);
+    let mut listener = channel().listen_for_streams("127.0.0.1:0", &pool, options).unwrap();
+    let address = listener.local_addr();
+    let server = thread::spawn(move || {
+        let mut client: Stream = listener.accept().unwrap();
+        while let Some(chunk) = client.read_chunk().unwrap() {
+            client.write_all(&chunk).unwrap();
+        }
+        client.shutdown().unwrap();
+    });
+    let (reader, writer) = channel().connect_stream(address, &pool, options).unwrap().into_split();
+    let writer = thread::spawn(move || write_slices(writer));
+    let counts = read_in_place(reader);
+    assert_steady(&counts, &format!("{wait:?}, streams"));
+    writer.join().unwrap();
+    server.join().unwrap();
+}
+
+/// Writes many frames in each round, from several slices at once.
+fn write_slices(mut writer: WriteHalf) {
+    let bytes = vec![7; STREAMED];
+    let (first, rest) = bytes.split_at(100);
+    let (second, third) = rest.split_at(STREAMED / 2);
+    for _ in 0..ROUNDS {
+        let mut slices = &mut [first, &[], second, third].map(IoSlice::new)[..];
+        while !slices.is_empty() {
+            let written = writer.write_vectored(slices).unwrap();
+            IoSlice::advance_slices(&mut slices, written);
+        }
+        writer.flush().unwrap();
+    }
+    writer.shutdown().unwrap();
+}
+
+/// Reads all bytes where they arrived. Returns the number of allocations after each round.
+fn read_in_place(mut reader: ReadHalf) -> [u64; ROUNDS] {
+    let bytes = vec![7; STREAMED];
+    let counts = [(); ROUNDS].map(|()| {
+        let mut expected = &bytes[..];
+        while !expected.is_empty() {
+            let arrived = reader.fill_buf().unwrap();
+            let count = arrived.len().min(expected.len());
+            let (piece, rest) = expected.split_at(count);
+            assert!(arrived[..count] == *piece);
+            reader.consume(count);
+            expected = rest;
+        }
+        ALLOCATOR.allocations()
+    });
+    assert!(reader.fill_buf().unwrap().is_empty());
+    counts
 }
 
 fn unwrap_scope(error: rdma_channel::ScopeError) -> TransportError {
