@@ -1,5 +1,7 @@
 //! The futures of messages. Short queues and one operation at a time make a lost slot stop the next message.
 
+mod into_buffer;
+
 use std::cell::Cell;
 use std::future::pending;
 
