@@ -240,7 +240,7 @@ impl Messages {
     }
 
     /// Encodes a value in the format of [`ValueExt`](crate::ValueExt), and [sends](Self::send) it. The peer decodes it
-    /// with [`Message::value`].
+    /// with [`Message::value`]. If the future is dropped, see [`send`](Self::send).
     ///
     /// # Errors
     /// [`MessageError::Value`] if the value cannot be encoded; otherwise the same errors as [`send`](Self::send).

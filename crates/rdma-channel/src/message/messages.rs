@@ -151,7 +151,8 @@ impl Messages {
         run(&self.session, Start::Send, Content::Buffer(Some(message)), || ()).map(drop)
     }
 
-    /// Encodes a value, and [sends](Self::send) it. The peer decodes it with [`Message::value`].
+    /// Encodes a value, and [sends](Self::send) it. The peer decodes it with [`Message::value`]. If the time limit expires,
+    /// see [`send`](Self::send).
     ///
     /// # Errors
     /// [`MessageError::Value`] if the value cannot be encoded; otherwise the same errors as [`send`](Self::send).
