@@ -61,7 +61,7 @@ impl Step {
         match self {
             Self::BindPosted => &[NOT_SENT],
             Self::Bound => &[NOT_SENT, UNKNOWN],
-            Self::CountArrived => &[Ok(()), UNKNOWN],
+            Self::CountArrived => &[Ok(())],
             _ => &[UNKNOWN],
         }
     }
