@@ -54,15 +54,14 @@ impl World<'_> {
     }
 
     /// Sends a frame. Returns a future that is ready with true when the peer's device has it, or `None` if there is no
-    /// memory.
+    /// memory. A pool of its own has the frames, because the peer's pool must not grow.
     pub(super) fn send_frame(
         &self,
         end: usize,
         frame: &[u8],
     ) -> Option<impl Future<Output = bool> + use<>> {
         let device = self.script.settings.connections[end / 2].devices[end % 2];
-        let pool = self.hosts[device].pool.as_blocking();
-        let mut buffer = pool.try_allocate(frame.len()).ok().flatten()?;
+        let mut buffer = self.hosts[device].of_hostile.allocate(frame.len()).ok()?;
         buffer.copy_from_slice(frame);
         let connection = self.ends[end].connection.clone();
         Some(async move { connection.send(buffer).await.is_ok() })

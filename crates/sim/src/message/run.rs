@@ -40,6 +40,8 @@ pub(super) struct Host {
     soft: SoftDevice,
     driver: Driver,
     pub(super) pool: Pool,
+    /// The memory of the frames of hostile ends, whose number has no limit.
+    pub(super) of_hostile: BufferPool,
     /// The number of the pool's regions at the start.
     regions: usize,
 }
@@ -72,24 +74,32 @@ impl Host {
         let soft = builder.install().unwrap();
         let context = open_device(&name).unwrap();
         let driver = Driver::spawn(&context).unwrap();
-        let bytes = memory_of(settings, device) + Options::new().registered_bytes();
-        let pool = BufferPool::with_read_windows(&context.allocate_pd().unwrap(), bytes);
+        let bytes = memory_of(script, device) + Options::new().registered_bytes();
+        let pd = context.allocate_pd().unwrap();
+        let pool = BufferPool::with_read_windows(&pd, bytes);
         // The pool must not grow later.
         pool.grow(bytes).unwrap();
         let regions = pool.usage().regions;
-        Self { soft, driver, pool: pool.into(), regions }
+        let of_hostile = BufferPool::new(&pd);
+        Self { soft, driver, pool: pool.into(), of_hostile, regions }
     }
 }
 
-/// Returns the memory that the ends of a device need.
-fn memory_of(settings: &Settings, device: usize) -> usize {
+/// Returns the memory that the ends of a device need. A message that is posted is copied until it was sent.
+fn memory_of(script: &Script, device: usize) -> usize {
+    let Script { settings, operations, .. } = script;
+    let device_of = |end: usize| settings.connections[end / 2].devices[end % 2];
+    let copies = operations.iter().map(|operation| match *operation {
+        Operation::Send { end, length, .. } if device_of(end) == device => length,
+        _ => 0,
+    });
     let ends = settings.connections.iter().flat_map(|it| it.devices.iter().zip(&it.limits));
     let ends = ends.filter(|(of, _)| **of == device).map(|(_, limits)| limits);
     let each = ends.map(|limits| {
         let lent = (limits.offer_bytes + limits.fetch_bytes + 2 * limits.window_bytes) as usize;
         limits.options().registered_bytes() + lent + (4 << 20)
     });
-    2 * each.sum::<usize>() + (1 << 20)
+    2 * (each.sum::<usize>() + copies.sum::<usize>()) + (1 << 20)
 }
 
 impl<'a> World<'a> {
