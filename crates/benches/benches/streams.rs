@@ -129,15 +129,20 @@ fn turns() -> usize {
 
 /// Sends in both directions at once, with one stream whose halves are in different tasks, and with a stream for each
 /// direction. Both take the same tasks and bytes, so the difference is the lock that halves share. Each end has its own
-/// endpoint, as in two programs.
+/// endpoint, as in two programs, or both have the same one, and so the same completion queue.
 async fn compare_halves() -> Outcome<()> {
-    let [endpoint, peer] = [endpoint()?, endpoint()?];
+    let [endpoint, other] = [endpoint()?, endpoint()?];
+    compare_halves_of("two endpoints", &endpoint, &other).await?;
+    compare_halves_of("one endpoint", &endpoint, &endpoint).await
+}
+
+async fn compare_halves_of(case: &str, endpoint: &Endpoint, peer: &Endpoint) -> Outcome<()> {
     let listener = peer.listen_for_streams(ANY, Options::new()).await?;
     let mut speeds = [const { Vec::new() }; 2];
     for _ in 0..turns() {
         for (shared, speeds) in [true, false].into_iter().zip(&mut speeds) {
-            let [one, at_one] = halves(&endpoint, &listener).await?;
-            let [other, at_other] = halves(&endpoint, &listener).await?;
+            let [one, at_one] = halves(endpoint, &listener).await?;
+            let [other, at_other] = halves(endpoint, &listener).await?;
             // Halves that are not used stay open until the end of this block.
             let forth = (one.1, at_one.0);
             let back = if shared { (at_one.1, one.0) } else { (at_other.1, other.0) };
@@ -148,7 +153,7 @@ async fn compare_halves() -> Outcome<()> {
     let ratio = shared / own;
     writeln!(
         stdout(),
-        "both directions: halves {shared:6.2} GB/s, streams of their own {own:6.2}, ratio {ratio:5.2}"
+        "{case}: halves {shared:6.2} GB/s, streams of their own {own:6.2}, ratio {ratio:5.2}"
     )?;
     Ok(())
 }
