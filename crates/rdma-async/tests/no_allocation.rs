@@ -1,5 +1,5 @@
 //! Operations and buffers of a pool allocate no memory once their connection has been used: awaited, posted, dropped,
-//! and waiting for a slot. Neither do streams and their halves, and messages in one frame, in several, or lent, also if
+//! and waiting for a slot. Neither do streams, their halves, or messages in one frame, in several, or lent, also if
 //! their pool was full. The test has its own `main`, because the threads of the usual harness allocate, too.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -32,8 +32,8 @@ const IN_FRAMES: [usize; 5] = [32 << 10, (32 << 10) + 1, 80_000, 128 << 10, 1 <<
 /// rest of the third one, and the whole fourth one.
 const BETWEEN_FULL_POOLS: [usize; 4] = [100, 20_000, 200_000, 2 << 20];
 
-/// Lengths of messages that are posted without waiting. If more than ten arrive while the peer fetches the long one, their list grows on
-/// the heap, and shrinks again.
+/// Lengths of messages that are posted without waiting. If more than ten arrive while the peer fetches the long one,
+/// their list grows on the heap, and shrinks again.
 const POSTS: [usize; 8] = [1 << 20, 8, 100, 20_000, 8, 8, 80_000, 8];
 
 struct Rig {
@@ -232,7 +232,7 @@ impl Talk {
         join!(echo, write_slices(writer, bytes), read_in_place(reader, bytes));
     }
 
-    /// Messages that are under way at a time: lent or in frames, and short ones after each.
+    /// Messages in flight together: a long one, lent or in frames, and short ones after it.
     async fn posts(&mut self, bytes: &[u8]) {
         for [client, server] in [&self.messages, &self.frames] {
             let post = async {
@@ -347,5 +347,7 @@ fn main() {
             between_full_pools(&context, length).await;
         }
     }));
-    println!("no allocation in 100 rounds of 11 operations, 3 buffers, 6 streams and 33 messages");
+    println!(
+        "no allocation in 100 rounds of 11 operations, 3 buffers, 6 transfers over streams and 33 messages"
+    );
 }

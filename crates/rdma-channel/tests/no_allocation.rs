@@ -292,7 +292,7 @@ fn messages(wait: Wait, options: Options) {
     server.join().unwrap();
 }
 
-/// Posts messages that are under way at a time, to a thread that answers the last one, and then writes to its memory.
+/// Posts messages without waiting for each, writes to a region, and then calls the peer's thread.
 fn posts(wait: Wait, options: Options) {
     let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
     let pool = BufferPool::new(&pd);

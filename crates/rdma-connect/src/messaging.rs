@@ -170,8 +170,8 @@ static MALFORMED_VALUES: AtomicU64 = AtomicU64::new(0);
 /// Returns the number of streams and connections for messages that have ended because their peers broke the protocol. It
 /// counts all of this process, blocking and asynchronous.
 ///
-/// The number never decreases. A warning of `tracing` for each of these connections states the error and the peer. This
-/// is its address, or its queue pair if the connection was not made by address. A peer that has a stream instead of
+/// The number never decreases. A warning of `tracing` for each of these connections states the error. It names the
+/// peer by its address, or by its queue pair if the connection was not made by address. A peer that has a stream instead of
 /// messages causes a warning, but is not counted.
 ///
 /// # Examples

@@ -104,7 +104,7 @@ impl<T> Unstarted<T> {
         Ok(Self { end, connection })
     }
 
-    /// Sends the first frame.
+    /// Returns the end after calling `start`.
     fn start(mut self, start: impl FnOnce(&T)) -> T {
         let Some(end) = self.end.take() else { unreachable!("it starts once") };
         start(&end);
@@ -114,10 +114,9 @@ impl<T> Unstarted<T> {
 
 impl<T> Drop for Unstarted<T> {
     fn drop(&mut self) {
-        // A forked child does not own the connection.
-        let is_of_this_process = self.connection.pd().context().check_process().is_ok();
-        if is_of_this_process
-            && self.end.is_some()
+        if self.end.is_some()
+            // A forked child does not own the connection.
+            && self.connection.pd().context().check_process().is_ok()
             && let Err(error) = self.connection.close()
         {
             tracing::error!(%error, "a queue pair could not be destroyed: its memory stays in use");

@@ -401,10 +401,10 @@ impl messaging::Requests for Requests {
 
     fn send(&mut self, slot: u32, buffer: Buffer, length: usize, closing: Option<CloseReason>) {
         self.closing = closing.or(self.closing);
-        let posted = match self.is_closed {
-            true => Err(buffer),
-            false => post_frame(&self.connection, buffer, length),
-        };
+        if self.is_closed {
+            return self.slots.set_send(slot, Some(buffer));
+        }
+        let posted = post_frame(&self.connection, buffer, length);
         let orphan = self.note_posted(slot, posted);
         debug_assert!(orphan.is_none(), "the connection was not closed under the lock");
     }

@@ -294,7 +294,7 @@ impl Session<StreamState> {
         })
     }
 
-    /// Writes the next bytes to a frame and posts it. Then takes the lock.
+    /// Writes the next bytes to a frame and posts it. Returns the locked state.
     fn post(
         &self,
         frame: StreamFrame,

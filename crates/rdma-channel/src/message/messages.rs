@@ -131,8 +131,8 @@ impl Messages {
         }
     }
 
-    /// Waits until the peer's device has received all messages and replies that were begun. Requests are not awaited,
-    /// because a call ends with its reply. If the time limit expires, later calls continue to send them.
+    /// Waits until the peer's device has received all messages and replies that were begun. It does not wait
+    /// for requests: `call` waits for the reply. If the time limit expires, later calls continue to send them.
     ///
     /// # Errors
     /// [`MessageError::Ended`] if the connection has ended before.

@@ -136,8 +136,8 @@ impl StreamState {
         }
     }
 
-    /// Begins the next frame of a write. Until [`posted`](Self::posted), the stream posts no SEND. Ready with `None` after
-    /// the last bytes that can be posted now.
+    /// Begins the next frame of a write. Until [`posted`](Self::posted), the stream posts no SEND. Returns `None`
+    /// if no further bytes can be posted now.
     ///
     /// # Errors
     /// If the stream accepts no bytes, and none of these was posted.
@@ -156,6 +156,7 @@ impl StreamState {
                 if let Some(buffer) = requests.slots().take_send(transmit.slot) {
                     return Poll::Ready(Ok(Some(StreamFrame { transmit, buffer })));
                 }
+                // The connection has ended, and its slots are closed.
                 self.machine.posted();
                 Some(ending())
             }
@@ -200,7 +201,7 @@ impl StreamFrame {
     }
 }
 
-/// The bytes of a write that are left.
+/// A position in the slices of a write.
 #[derive(Debug)]
 pub struct WriteCursor<'s, 'b> {
     slices: &'s [IoSlice<'b>],

@@ -110,7 +110,7 @@ pub(super) fn write_frame(
     header: &[u8],
     fill: impl FnOnce(&mut [u8]) -> usize,
 ) -> usize {
-    let (head, rest) = buffer.split_at_mut_checked(header.len()).unwrap_or_default();
+    let (head, rest) = buffer.split_at_mut(header.len());
     head.copy_from_slice(header);
     header.len() + fill(rest)
 }

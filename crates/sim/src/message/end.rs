@@ -160,8 +160,8 @@ pub(crate) async fn receive(end: usize, messages: Arc<Messages>, gate: Arc<Gate>
 
 /// Reads a stream.
 pub(crate) async fn read(end: usize, mut reader: ReadHalf, gate: Arc<Gate>, model: Shared) {
-    let is_hostile = model.lock().is_hostile(end);
-    let (number, mut at) = (if is_hostile { UNKNOWN } else { stream_of(end ^ 1) }, 0);
+    let is_unknown = model.lock().has_hostile_end(end);
+    let (number, mut at) = (if is_unknown { UNKNOWN } else { stream_of(end ^ 1) }, 0);
     let mut kept: VecDeque<Kept<Chunk>> = VecDeque::new();
     let mut turn = 0;
     loop {

@@ -8,10 +8,10 @@ use super::script::Connection;
 
 /// The limits that the end grants its peer.
 const GRANTED: Limits = Limits { receives: 16, bytes: 1 << 20, fetched: 0 };
-/// The bytes of a frame that are not its payload, at most.
+/// The greatest length of a frame's header.
 const HEADER: u32 = 40;
 
-/// Returns the first frame, which is right.
+/// Returns the first frame, which is valid.
 pub(super) fn hello(connection: &Connection) -> Vec<u8> {
     let limits = &connection.limits[1];
     let hello = Hello {
@@ -25,7 +25,7 @@ pub(super) fn hello(connection: &Connection) -> Vec<u8> {
     Frame::new(GRANTED, Body::Hello(hello)).encode().as_bytes().to_vec()
 }
 
-/// Returns a frame. Most frames are right, except that the end does not count its credit.
+/// Returns a frame. Most frames are valid, except that the end does not count its credit.
 pub(super) fn frame(seed: u64, connection: &Connection) -> Vec<u8> {
     let mut rng = Rng::with_seed(seed);
     let length = rng.u32(1..=connection.limits[0].frame_bytes - HEADER);

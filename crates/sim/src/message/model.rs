@@ -176,7 +176,8 @@ impl Model {
         self.broken.contains(&(end / 2))
     }
 
-    pub(crate) fn is_hostile(&self, end: usize) -> bool {
+    /// Returns true if the peer of this end, or the end itself, breaks the protocol.
+    pub(crate) fn has_hostile_end(&self, end: usize) -> bool {
         self.hostile.contains(&(end / 2))
     }
 
@@ -281,7 +282,7 @@ impl Model {
             Err(error) => {
                 self.ends[end].is_lost |= reports_loss(error);
                 let is_lost = matches!(error, MessageError::Ended(ConnectionError::Lost));
-                let is_excused = self.is_hostile(end) || is_lost && self.may_end(end);
+                let is_excused = self.has_hostile_end(end) || is_lost && self.may_end(end);
                 if !is_excused {
                     self.fail(|| format!("e{end}: flush {number} failed: {error}"));
                 }
@@ -289,7 +290,7 @@ impl Model {
         }
     }
 
-    /// Checks that an operation without an error has not begun after the connection was lost.
+    /// Checks that a successful operation has begun before the connection was lost.
     fn check_late(&mut self, end: usize, number: u64) {
         if self.late.contains(&number) {
             self.fail(|| {
@@ -298,7 +299,7 @@ impl Model {
         }
     }
 
-    /// Checks the end of an end's messages, or of its stream.
+    /// Checks the result of `finish` or `shutdown`.
     pub(crate) fn finishes(&mut self, end: usize, result: &Result<(), impl Debug>) {
         match result {
             Ok(()) => {
@@ -345,7 +346,7 @@ impl Model {
                     memory::bytes(reply_number, length) == reply
                 });
                 let length = reply.len();
-                if !right && !self.is_hostile(end) {
+                if !right && !self.has_hostile_end(end) {
                     self.fail(|| format!("e{end}: call {number} got a wrong reply of {length} B"));
                 }
                 self.messages += 1;
@@ -380,7 +381,7 @@ impl Model {
         let [own, peer] = [end, end ^ 1].map(|end| &self.ends[end]);
         let is_call = kind == Kind::Request;
         match error {
-            _ if self.is_hostile(end) => true,
+            _ if self.has_hostile_end(end) => true,
             MessageError::NotSent(SendError::TooLong { .. }) => length > own.longest,
             MessageError::NotSent(SendError::Finished) => own.has_finished,
             MessageError::NotSent(SendError::NotOpenRequest) => {
@@ -403,7 +404,7 @@ impl Model {
 
     /// Checks a message that an end has received. Returns its number.
     pub(crate) fn arrives(&mut self, end: usize, bytes: &[u8], is_request: bool) -> u64 {
-        if self.is_hostile(end) {
+        if self.has_hostile_end(end) {
             self.note(&("arrives", end, bytes));
             return UNKNOWN;
         }
@@ -449,7 +450,7 @@ impl Model {
         self.note(&("stops receiving", end, result.map_err(ToString::to_string)));
         let peer = &self.ends[end ^ 1];
         let is_excused = result.is_err() && self.may_end(end);
-        // If this end has finished, the peer's end need not arrive.
+        // If this end has finished, the peer's last frame need not arrive.
         let is_excused = is_excused && (!peer.is_flushed || self.ends[end].has_finished);
         let has_finished = peer.has_finished || peer.has_left;
         if result.is_err() && !is_excused || result.is_ok() && !has_finished {
@@ -482,7 +483,7 @@ impl Model {
 
     /// Checks bytes that a stream has read.
     pub(crate) fn reads(&mut self, end: usize, bytes: &[u8]) {
-        if self.is_hostile(end) {
+        if self.has_hostile_end(end) {
             return self.note(&("reads", end, bytes));
         }
         let peer = &mut self.ends[end ^ 1];
@@ -523,7 +524,7 @@ impl Model {
     }
 }
 
-/// The number of bytes that are unknown: those of a hostile end.
+/// Stands for the number of a message whose bytes are not known, such as one from a hostile end.
 pub(crate) const UNKNOWN: u64 = 0;
 
 /// Returns true if the error reports that the connection was lost.

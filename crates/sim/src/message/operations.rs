@@ -54,7 +54,7 @@ impl World<'_> {
     }
 
     /// Sends a frame. Returns a future that is ready with true when the peer's device has it, or `None` if there is no
-    /// memory. A pool of its own has the frames, because the peer's pool must not grow.
+    /// memory. The frames are in a pool of their own, because the device's pool must not grow.
     pub(super) fn send_frame(
         &self,
         end: usize,

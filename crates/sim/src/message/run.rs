@@ -85,7 +85,8 @@ impl Host {
     }
 }
 
-/// Returns the memory that the ends of a device need. A message that is posted is copied until it was sent.
+/// Returns the memory that the ends of a device need. Counts each message as if it were
+/// posted: a posted message is copied until it is sent.
 fn memory_of(script: &Script, device: usize) -> usize {
     let Script { settings, operations, .. } = script;
     let device_of = |end: usize| settings.connections[end / 2].devices[end % 2];

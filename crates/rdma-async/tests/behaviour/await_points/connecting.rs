@@ -124,7 +124,7 @@ async fn assert_nothing_left(provider: &Provider, endpoints: &[&Endpoint]) {
 
 /// Nothing of it remains at this end. At the server, the connection ends if it was accepted.
 #[test]
-fn connect_is_dropped_after_any_poll() {
+fn a_connect_dropped_after_any_poll_leaves_nothing() {
     for carried in Carried::ALL {
         run(move || async move {
             let (pd, provider) = Provider::faulty("soft0");
@@ -183,9 +183,9 @@ fn a_connect_that_is_not_accepted_does_not_linger_after_it_is_dropped() {
     }
 }
 
-/// No client has been able to connect: the listener's task would keep the driver.
+/// No listener remains. Its task would keep the driver alive.
 #[test]
-fn listen_is_dropped_after_any_poll() {
+fn a_listen_dropped_after_any_poll_leaves_no_listener() {
     for carried in Carried::ALL {
         run(move || async move {
             let (pd, provider) = Provider::faulty("soft0");
@@ -211,7 +211,7 @@ fn listen_is_dropped_after_any_poll() {
 
 /// No client is lost.
 #[test]
-fn accept_is_dropped_after_any_poll() {
+fn an_accept_dropped_after_any_poll_loses_no_client() {
     for carried in Carried::ALL {
         run(move || drop_accept(carried, true));
     }
@@ -219,7 +219,7 @@ fn accept_is_dropped_after_any_poll() {
 
 /// No client is lost. A client that was taken and not accepted is notified.
 #[test]
-fn incoming_is_dropped_after_any_poll() {
+fn an_incoming_dropped_after_any_poll_loses_no_client() {
     run(|| drop_accept(Carried::Requests, false));
 }
 

@@ -12,8 +12,9 @@ use crate::await_points::*;
 use crate::common::run_long_in_one_thread;
 
 const DEVICES: [&str; 3] = ["soft0", HELD, DEFERRED];
-/// The length of bytes that need several frames, and of bytes that the peer's window cannot hold.
+/// The length of bytes that need several frames.
 const FITTING: usize = 800;
+/// The length of bytes that the peer's window cannot hold.
 const LONG: usize = 3000;
 
 /// Both ends of a stream, and the objects below them.
@@ -97,7 +98,7 @@ impl Reads {
 
 /// The next read returns the bytes.
 #[test]
-fn a_read_is_dropped_after_any_poll() {
+fn a_read_dropped_after_any_poll_loses_no_byte() {
     for device in DEVICES {
         run_long_in_one_thread(|| async {
             for reads in Reads::ALL {
@@ -147,9 +148,9 @@ enum Writes {
     WriteAll,
 }
 
-/// A write has accepted the bytes that it returned, and all writes of `write_all` a prefix. Later bytes follow these.
+/// A write accepts the number of bytes that it returns. A dropped `write_all` has accepted a prefix. Later bytes follow.
 #[test]
-fn a_write_is_dropped_after_any_poll() {
+fn a_write_dropped_after_any_poll_leaves_a_prefix() {
     for device in DEVICES {
         run_long_in_one_thread(|| async {
             for (what, is_full) in
@@ -203,7 +204,7 @@ async fn drop_write(device: &str, what: Writes, is_full: bool, polls: usize) -> 
 
 /// The end is sent after the earlier bytes if the future has begun. The other direction continues.
 #[test]
-fn shutdown_of_a_stream_is_dropped_after_any_poll() {
+fn a_shutdown_dropped_after_its_first_poll_still_ends_the_stream() {
     for device in DEVICES {
         run_long_in_one_thread(|| async {
             for is_full in [false, true] {

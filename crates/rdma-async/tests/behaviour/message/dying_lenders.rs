@@ -49,12 +49,12 @@ impl Step {
         Self::CountArrived,
     ];
 
-    /// Whether the receiver's device has the whole message.
+    /// Returns true if the receiver's device has the whole message.
     fn is_read(self) -> bool {
         [Self::ReadDone, Self::CountPosted, Self::CountArrived].contains(&self)
     }
 
-    /// The results that the sender may get. It may try to post an offer before it notices its end.
+    /// The results that the sender may get. It may try to post an offer before it notices that its connection has ended.
     const fn outcomes(self) -> &'static [Result<(), OperationError>] {
         const NOT_SENT: Result<(), OperationError> = Err(OperationError::NotSent);
         const UNKNOWN: Result<(), OperationError> = Err(OperationError::Unknown);
@@ -222,7 +222,7 @@ fn assert_lost(received: &Received, case: &str) {
 }
 
 #[test]
-fn a_sender_that_dies_at_any_step_of_a_long_message_ends_both_ends_of_its_connection() {
+fn a_sender_that_dies_at_any_step_of_a_long_message_fails_only_its_own_connection() {
     let device = held("soft-held-dying");
     for last in Step::ALL {
         for notice in [Notice::Receiver, Notice::Driver] {

@@ -8,14 +8,14 @@ use crate::common::provider::Call;
 
 /// A message that is copied, one in a part of a frame, one in memory of its own, and one that was lent.
 const LENGTHS: [usize; 4] = [20, 200, 800, LENT];
-/// Only shorter messages than this are copied.
+/// Messages shorter than this are copied.
 const OWN: usize = LENGTHS[2];
 /// The number of polls during which the pool cannot grow.
 const WAITS: usize = 3;
 
 /// The message is lost, and a request refused. The next message arrives.
 #[test]
-fn into_buffer_is_dropped_after_any_poll() {
+fn a_dropped_into_buffer_loses_only_its_own_message() {
     for device in devices("soft-held-buffer") {
         run_long_in_one_thread(|| async {
             for (length, is_request) in LENGTHS.into_iter().flat_map(|n| [(n, false), (n, true)]) {
