@@ -7,7 +7,7 @@
 use std::io::{BufRead as _, IoSlice, Write as _};
 use std::iter;
 use std::sync::atomic::Ordering;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rdma_channel::message::{Messages, Options, ReadHalf, Stream, WriteHalf};
@@ -263,22 +263,32 @@ fn between_full_pools(wait: Wait, length: usize) {
     server.join().unwrap();
 }
 
+/// Connects to a thread that serves the other end.
+fn connect(
+    pool: &BufferPool,
+    wait: Wait,
+    options: Options,
+    serve: impl FnOnce(Messages) + Send + 'static,
+) -> (Messages, JoinHandle<()>) {
+    let channel = || pool.pd().create_channel().wait(wait);
+    let mut listener = channel().listen_for_messages("127.0.0.1:0", pool, options).unwrap();
+    let address = listener.local_addr();
+    let server = thread::spawn(move || serve(listener.accept().unwrap()));
+    let client = channel().connect_messages(address, pool, options).unwrap();
+    (client, server)
+}
+
 /// Sends messages of several lengths to a thread that sends them back.
 fn messages(wait: Wait, options: Options) {
     const LENGTHS: [usize; 7] =
         [8, 20_000, 32 << 10, (32 << 10) + 1, 256 << 10, (256 << 10) + 1, 1 << 20];
     let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
     let pool = BufferPool::new(&pd);
-    let channel = || pd.create_channel().wait(wait);
-    let mut listener = channel().listen_for_messages("127.0.0.1:0", &pool, options).unwrap();
-    let address = listener.local_addr();
-    let server = thread::spawn(move || {
-        let client: Messages = listener.accept().unwrap();
+    let (client, server) = connect(&pool, wait, options, |client| {
         while let Some(message) = client.receive().unwrap() {
             client.send(&message).unwrap();
         }
     });
-    let client = channel().connect_messages(address, &pool, options).unwrap();
     let (bytes, mut counts) = (vec![7; 1 << 20], [0; ROUNDS]);
     for count in &mut counts {
         for length in LENGTHS {
@@ -295,21 +305,16 @@ fn messages(wait: Wait, options: Options) {
 /// Posts messages without waiting for each, writes to a region, and then calls the peer's thread.
 fn posts(wait: Wait, options: Options) {
     let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
-    let pool = BufferPool::new(&pd);
     let access = AccessFlags::new().with_local_write().with_remote_write();
     let board = pd.allocate_shared_region(4096, access).unwrap();
-    let channel = || pd.create_channel().wait(wait);
-    let mut listener = channel().listen_for_messages("127.0.0.1:0", &pool, options).unwrap();
-    let address = listener.local_addr();
-    let server = thread::spawn(move || {
-        let client: Messages = listener.accept().unwrap();
+    let pool = BufferPool::new(&pd);
+    let (client, server) = connect(&pool, wait, options, |client| {
         while let Some(message) = client.receive().unwrap() {
             if message.is_request() {
                 message.reply(b"all").unwrap();
             }
         }
     });
-    let client = channel().connect_messages(address, &pool, options).unwrap();
     let (bytes, mut counts) = (vec![7; 1 << 20], [0; ROUNDS]);
     for count in &mut counts {
         for length in POSTS {

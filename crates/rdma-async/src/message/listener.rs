@@ -8,6 +8,7 @@ use rdma_connect::messaging::{Options, Slots, check_limits};
 use tokio::net::ToSocketAddrs;
 
 use super::requests::allocate;
+use super::session::{close, is_of_this_process};
 use crate::buffer::pool::Pool;
 use crate::connection::Connection;
 use crate::control::endpoint::Endpoint;
@@ -114,12 +115,8 @@ impl<T> Unstarted<T> {
 
 impl<T> Drop for Unstarted<T> {
     fn drop(&mut self) {
-        if self.end.is_some()
-            // A forked child does not own the connection.
-            && self.connection.pd().context().check_process().is_ok()
-            && let Err(error) = self.connection.close()
-        {
-            tracing::error!(%error, "a queue pair could not be destroyed: its memory stays in use");
+        if self.end.is_some() && is_of_this_process(&self.connection) {
+            close(&self.connection);
         }
     }
 }

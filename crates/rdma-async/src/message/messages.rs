@@ -158,8 +158,7 @@ impl Messages {
     }
 
     /// Waits until the peer's device has received all messages and replies that were begun. They continue if the future
-    /// is dropped. It does not wait for requests: `call` waits for the
-    /// reply.
+    /// is dropped. It does not wait for requests: `call` waits for the reply.
     ///
     /// # Errors
     /// [`MessageError::Ended`] if the connection has ended before.
@@ -241,8 +240,7 @@ impl Messages {
     }
 
     /// Encodes a value in the format of [`ValueExt`](crate::ValueExt), and [sends](Self::send) it. The peer decodes it
-    /// with [`Message::value`]. Dropping the future has the same effect as for
-    /// [`send`](Self::send).
+    /// with [`Message::value`]. Dropping the future has the same effect as for [`send`](Self::send).
     ///
     /// # Errors
     /// [`MessageError::Value`] if the value cannot be encoded; otherwise the same errors as [`send`](Self::send).

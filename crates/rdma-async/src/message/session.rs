@@ -99,7 +99,7 @@ impl<P: Drive> Session<P> {
 
     /// Returns false in a forked child, which does not own the session.
     pub(super) fn is_of_this_process(&self) -> bool {
-        self.connection.pd().context().check_process().is_ok()
+        is_of_this_process(&self.connection)
     }
 
     fn lock(&self) -> MutexGuard<'_, State<P>> {
@@ -159,9 +159,7 @@ impl<P: Drive> Session<P> {
             state.execute();
             if state.requests.must_close() {
                 drop(state);
-                if let Err(error) = self.connection.close() {
-                    tracing::error!(%error, "a queue pair could not be destroyed: its memory stays in use");
-                }
+                close(&self.connection);
                 state = self.lock();
                 state.end();
                 continue;
@@ -312,6 +310,18 @@ impl Session<StreamState> {
             state = self.lock();
         }
         state
+    }
+}
+
+/// Returns false in a forked child, which does not own the connection.
+pub(super) fn is_of_this_process(connection: &Connection) -> bool {
+    connection.pd().context().check_process().is_ok()
+}
+
+/// Closes a connection. An event reports a failure.
+pub(super) fn close(connection: &Connection) {
+    if let Err(error) = connection.close() {
+        tracing::error!(%error, "a queue pair could not be destroyed: its memory stays in use");
     }
 }
 

@@ -4,6 +4,7 @@ mod into_buffer;
 
 use std::cell::Cell;
 use std::future::pending;
+use std::pin::Pin;
 
 use rdma_async::Pool;
 use rdma_async::message::{Message, MessageError, Messages, OperationError, Options};
@@ -359,6 +360,16 @@ fn reply_is_dropped_after_any_poll() {
     }
 }
 
+/// Receives a message, while a future of its sender is not ready.
+async fn receive_while<F: Future>(ends: &Ends, sender: &mut Pin<Box<F>>) -> Message {
+    let mut receive = Box::pin(ends.other.receive());
+    let received = poll_fn(|cx| {
+        assert!(sender.as_mut().poll(cx).is_pending());
+        receive.as_mut().poll(cx)
+    });
+    ends.pair.released(received).await.unwrap().unwrap()
+}
+
 /// Drops the future of a reply. Returns true if it was ready before.
 async fn drop_reply(ends: &Ends, length: usize, polls: usize) -> bool {
     let case = format!("reply of {length} bytes, after {polls} polls");
@@ -369,14 +380,7 @@ async fn drop_reply(ends: &Ends, length: usize, polls: usize) -> bool {
         replied.set(Some(ends.one.call(&question).await));
         ends.one.call(&question).await.unwrap()
     });
-    let request = {
-        let mut receive = Box::pin(ends.other.receive());
-        let received = poll_fn(|cx| {
-            assert!(calls.as_mut().poll(cx).is_pending());
-            receive.as_mut().poll(cx)
-        });
-        ends.pair.released(received).await.unwrap().unwrap()
-    };
+    let request = receive_while(ends, &mut calls).await;
     let reply = request.reply(&answer);
     let outcome = give_up(&ends.pair, polls, reply, &mut calls).await;
     let answers = async {

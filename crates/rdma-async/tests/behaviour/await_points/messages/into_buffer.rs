@@ -41,14 +41,7 @@ async fn drop_into_buffer(device: &str, length: usize, is_request: bool, polls: 
         outcome.set(Some(sent));
         pending::<()>().await;
     });
-    let received = {
-        let mut receive = Box::pin(ends.other.receive());
-        let received = poll_fn(|cx| {
-            assert!(peer.as_mut().poll(cx).is_pending());
-            receive.as_mut().poll(cx)
-        });
-        ends.pair.released(received).await.unwrap().unwrap()
-    };
+    let received = receive_while(&ends, &mut peer).await;
     let (open, closed) = mpsc::channel::<()>();
     provider.at_region(move |call| {
         if call == Call::RegisterRegion {
