@@ -436,10 +436,9 @@ pub(crate) fn modify_hint(errno: Errno) -> Option<Cow<'static, str>> {
              attribute: port, GID index, MTU, partition key, depth of reads"
         }
         Errno::ETIMEDOUT | Errno::EHOSTUNREACH | Errno::ENETUNREACH => {
-            "the peer does not respond: check that it is running, and that the QPN, GID or LID \
-             are those of its endpoint. A GID must be reachable from its interface; a software \
-             device reaches the processes that share it, and other hosts from an address at which \
-             it listens"
+            "the peer's address cannot be reached: check that its host is up, and that the GID or LID is \
+             that of its endpoint. A GID must be reachable from its interface; a software device reaches \
+             other hosts from an address at which it listens"
         }
         Errno::EACCES => {
             "another user of this host has bound the peer's name, or the names by which processes \

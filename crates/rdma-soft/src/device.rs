@@ -37,9 +37,9 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::qpn::slot_of;
 use crate::engine::queue_pair::table::QueuePairTable;
 use crate::engine::requester::side::{Blocked, Peer};
+use crate::engine::wire::Outlet;
 use crate::engine::wire::faults::{Delay, QueuePairFaults};
 use crate::engine::wire::grant::{Visited, wait_for_visits};
-use crate::engine::wire::{Carrier, Outlet};
 use crate::fabric::random::{Purpose, Seed};
 use crate::limits::{Limits, Quota};
 use crate::link::Link;
@@ -115,11 +115,12 @@ pub(crate) trait Host: Send + Sync + std::fmt::Debug {
     /// Claims a slot for this process. Returns true if this process may use the slot's queue pair numbers.
     fn claim(&self, device: &'static Device, slot: u16) -> bool;
 
-    /// Connects this process to the process that uses a queue pair number.
-    fn connect(&self, device: &'static Device, number: u32) -> Result<Arc<dyn Carrier>, Refusal>;
+    /// Connects this process to the process that uses a queue pair number, if there is one. As on a network, only
+    /// requests show that there is none.
+    fn connect(&self, device: &'static Device, number: u32) -> Result<Outlet, Refusal>;
 
-    /// Returns the process that uses a queue pair number, if this process is connected to it.
-    fn connected(&self, number: u32) -> Option<Arc<dyn Carrier>>;
+    /// Returns the outlet to the process that uses a queue pair number, if this process is connected to it.
+    fn connected(&self, number: u32) -> Outlet;
 
     /// Returns true if another region may have a file that other processes map.
     fn wants_file(&self) -> bool;
@@ -362,21 +363,21 @@ impl Device {
     /// Like [`delivery`](Self::delivery), but for a datagram: the first datagram to another process connects to that
     /// process. If no process has the queue pair number, the datagram is lost silently.
     pub(crate) fn datagram_delivery(&'static self, path: &Path, number: u32) -> Delivery {
-        self.delivery_by(path, number, |host| host.connect(self, number).ok())
+        self.delivery_by(path, number, |host| host.connect(self, number).unwrap_or(Outlet::Nowhere))
     }
 
     fn delivery_by(
         &self,
         path: &Path,
         number: u32,
-        process: impl FnOnce(&dyn Host) -> Option<Arc<dyn Carrier>>,
+        process: impl FnOnce(&dyn Host) -> Outlet,
     ) -> Delivery {
         let there = self.subnet.at(self.link, &path.remote);
         if let Some(network) = self.network_towards(path, there) {
             return Delivery::Wire(Outlet::Carrier(network.outlet()));
         }
         if let Some(host) = self.host_of_other(path, there, number) {
-            return Delivery::Wire(process(host).map_or(Outlet::Nowhere, Outlet::Carrier));
+            return Delivery::Wire(process(host));
         }
         match there {
             _ if !there.map_or(self.force_wire, |there| self.sends_packets_to(there)) => {
@@ -395,7 +396,7 @@ impl Device {
             return network.reach(&path.remote).map(|()| Outlet::Nowhere);
         }
         match self.host_of_other(path, there, number) {
-            Some(host) => host.connect(self, number).map(Outlet::Carrier),
+            Some(host) => host.connect(self, number),
             // All loopback addresses belong to this host, so it is known that no device has this one.
             None if there.is_none() && path.remote.is_loopback() => Err(Refusal::Unreachable),
             None => Ok(Outlet::Nowhere),

@@ -54,8 +54,6 @@ const BACKLOG: i32 = 1024;
 /// The reason why a queue pair cannot be connected to a queue pair of another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unreachable {
-    /// No process owns that queue pair number.
-    Nobody,
     /// A process of another user owns the number.
     OtherUser,
     /// Too many connections are waiting for that process to accept them, or peers hold up all [threads](expendable) of
@@ -68,7 +66,6 @@ enum Unreachable {
 impl From<Unreachable> for Refusal {
     fn from(why: Unreachable) -> Self {
         match why {
-            Unreachable::Nobody => Self::Unreachable,
             Unreachable::OtherUser => Self::NotAllowed,
             Unreachable::Busy => Self::Busy,
             Unreachable::System(errno) => Self::without_files(errno),
@@ -95,20 +92,21 @@ fn listen_at(
     Ok(())
 }
 
-/// Connects to the socket of another process's slot.
+/// Connects to the socket of another process's slot. Returns `None` if no process has the slot.
 fn connect_to(
     device: &'static Device,
     address: &SocketAddrUnix,
     admits: Admits,
-) -> std::result::Result<Arc<Neighbor>, Unreachable> {
+) -> std::result::Result<Option<Arc<Neighbor>>, Unreachable> {
     if expendable::is_full() {
         return Err(Unreachable::Busy);
     }
-    let connection = connection_to(address).map_err(|errno| match errno {
-        Errno::CONNREFUSED | Errno::NOENT => Unreachable::Nobody,
-        Errno::AGAIN => Unreachable::Busy,
-        errno => Unreachable::System(errno),
-    })?;
+    let connection = match connection_to(address) {
+        Ok(connection) => connection,
+        Err(Errno::CONNREFUSED | Errno::NOENT) => return Ok(None),
+        Err(Errno::AGAIN) => return Err(Unreachable::Busy),
+        Err(errno) => return Err(Unreachable::System(errno)),
+    };
     let user = connection.peer().ok().map(|(_, user)| user);
     if !user.is_some_and(admits) {
         return Err(Unreachable::OtherUser);
@@ -129,7 +127,7 @@ fn connect_to(
     let ring = ring().map_err(Unreachable::System)?;
     let driver = Driver::of(device.subnet).map_err(Unreachable::System)?;
     let new = |token| Neighbor::new(driver, device, connection, ring, token);
-    driver.add(new).map_err(Unreachable::System)
+    driver.add(new).map(Some).map_err(Unreachable::System)
 }
 
 /// Returns the user of the process that listens at an address.

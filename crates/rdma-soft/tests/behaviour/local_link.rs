@@ -28,7 +28,7 @@ use rdma_sys::{
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use test_support::program::{in_own_process, is_emulated};
-use test_support::rig::connect::{Endpoint, RTR, Side, attributes, to_init};
+use test_support::rig::connect::{Endpoint, Knobs, RTR, Side, attributes, connect, to_init};
 use test_support::rig::datagram::{self, QKEY};
 use test_support::rig::post::Wr;
 use test_support::rig::{Size, imm_of};
@@ -111,16 +111,19 @@ fn nobody() -> u32 {
     ((0..0x1000).rev().find(free).unwrap() << 12) | 5
 }
 
+/// A process that ends just before or just after another one connects to it makes no difference.
 #[test]
-fn a_number_that_no_process_has_is_refused() {
+fn requests_to_a_number_that_no_process_has_fail() {
     rdma_soft::install();
-    let side = Side::new("soft0", &Size::default(), 8);
-    let peer = Endpoint { qpn: nobody(), ..side.endpoint() };
-    let attr = attributes(&side.endpoint(), &peer, &PATIENT);
-    to_init(&side.qp, &attr);
-    let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..attr };
-    assert_eq!(side.qp.modify(attr, RTR), Errno::EHOSTUNREACH.raw());
-    assert_eq!(side.qp.state(), ibv_qp_state::IBV_QPS_INIT);
+    let mut peer = Peer::start();
+    let (ended, _) = peer.make(ibv_qp_type::IBV_QPT_RC);
+    peer.end();
+    for number in [ended.qpn, nobody()] {
+        let side = Side::new("soft0", &Size::default(), 8);
+        let far = Endpoint { qpn: number, ..side.endpoint() };
+        connect(&side.qp, &side.endpoint(), &far, &Knobs::prompt());
+        side.expect_unreachable();
+    }
 }
 
 /// The system would end a process that creates a longer file (`ulimit -f`).

@@ -20,8 +20,8 @@ use crate::abi::fork::PerProcess;
 use crate::device::{Device, Host};
 use crate::engine::Refusal;
 use crate::engine::queue_pair::qpn::slot_of;
-use crate::engine::wire::Carrier;
 use crate::engine::wire::grant::Visited;
+use crate::engine::wire::{Carrier as _, Outlet};
 use crate::environment::variable::{Mistake, variable};
 use crate::fabric::emitters::emit_one;
 use crate::fabric::random::Seed;
@@ -222,7 +222,7 @@ impl Host for LocalHost {
         }
     }
 
-    fn connect(&self, device: &'static Device, number: u32) -> Result<Arc<dyn Carrier>, Refusal> {
+    fn connect(&self, device: &'static Device, number: u32) -> Result<Outlet, Refusal> {
         // Refused, because answers could not reach this process.
         match self.isolation.get() {
             Some(Isolation::NamesOf(_)) => return Err(Refusal::NotAllowed),
@@ -234,23 +234,25 @@ impl Host for LocalHost {
         let neighbors = neighbors.get(BTreeMap::clear);
         let found = neighbors.get(&slot).and_then(Weak::upgrade);
         if let Some(found) = found.filter(|found| !found.has_ended()) {
-            return Ok(found);
+            return Ok(Outlet::Carrier(found));
         }
         let address = self.names.address(slot).map_err(|_| Refusal::Invalid)?;
-        let neighbor = connect_to(device, &address, self.admits)?;
+        let Some(neighbor) = connect_to(device, &address, self.admits)? else {
+            return Ok(Outlet::Nowhere);
+        };
         // Dropped neighbors are removed only when the map has doubled, so that a connection costs the same with many
         // neighbors as with few.
         if neighbors.len().is_power_of_two() {
             neighbors.retain(|_, neighbor| neighbor.strong_count() > 0);
         }
         neighbors.insert(slot, Arc::downgrade(&neighbor));
-        Ok(neighbor)
+        Ok(Outlet::Carrier(neighbor))
     }
 
-    fn connected(&self, number: u32) -> Option<Arc<dyn Carrier>> {
+    fn connected(&self, number: u32) -> Outlet {
         let neighbors = locked(&self.neighbors);
-        let found = neighbors.current()?.get(&slot_of(number))?.upgrade()?;
-        Some(found)
+        let neighbor = neighbors.current().and_then(|all| all.get(&slot_of(number))?.upgrade());
+        neighbor.map_or(Outlet::Nowhere, |neighbor| Outlet::Carrier(neighbor))
     }
 
     fn wants_file(&self) -> bool {
