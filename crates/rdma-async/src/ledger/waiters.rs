@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, PoisonError};
 
 use super::after::contain_panic;
 use super::slots::Side;
-use crate::sync::{Mutex, Notify};
+use crate::sync::{AtomicUsize, Mutex, Notify, Ordering};
 
 /// The connections of a control connection that were closed, or whose send queues have drained, since its task last
 /// settled connections. So the task settles only these, and not all of its connections.
@@ -43,6 +43,8 @@ pub(crate) struct Waiters {
     ended: Notify,
     /// The number of the connection and the set of its control connection, to which `close` adds it.
     control: OnceLock<(u32, Arc<Changes>)>,
+    /// The number of requests that have ended and stayed in their slots. Only changed under the ledger's lock.
+    ends: AtomicUsize,
 }
 
 impl Waiters {
@@ -51,6 +53,18 @@ impl Waiters {
             Side::Send => &self.sends,
             Side::Receive => &self.receives,
         }
+    }
+
+    /// Counts a request that has ended and stays in its slot. The caller holds the ledger's lock.
+    #[inline]
+    pub(crate) fn note_end(&self) {
+        self.ends.store(self.ends.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+    }
+
+    /// Returns a number that differs from earlier ones if a request has ended since. A request that ends meanwhile may
+    /// not be counted yet.
+    pub(crate) fn ends(&self) -> usize {
+        self.ends.load(Ordering::Acquire)
     }
 
     /// Wakes all waiters, because the connection is closed or its send queue has drained.

@@ -118,6 +118,8 @@ pub(super) struct Requests {
     slots: Slots,
     receives: Queue<u32>,
     sends: Queue<SendRequest>,
+    /// The number of [ends](crate::ledger::waiters::Waiters::ends) when no request of these had ended.
+    ends: usize,
     /// The number of requests for long messages that have not completed.
     long: usize,
     /// The epoch of the queue pair, for windows.
@@ -138,6 +140,7 @@ impl Requests {
             slots,
             receives: Queue::default(),
             sends: Queue::default(),
+            ends: 0,
             long: 0,
             epoch,
             closing: None,
@@ -209,7 +212,15 @@ impl Requests {
     /// in order.
     pub(super) fn next(&mut self) -> Option<Completed> {
         loop {
-            let (request, ended, held) = self.take_ended()?;
+            // Read before the slots, which may hold more ends by then.
+            let ends = self.connection.inner().waiters.ends();
+            if ends == self.ends {
+                return None;
+            }
+            let Some((request, ended, held)) = self.take_ended() else {
+                self.ends = ends;
+                return None;
+            };
             let completed = match request {
                 Posted::Receive(slot) => self.end_receive(slot, &ended, held),
                 Posted::Send(SendRequest::Frame(slot)) => self.end_send(slot, &ended, held),

@@ -139,7 +139,7 @@ impl<P: Drive> Session<P> {
         if let Poll::Ready(ready) = work(&mut waker) {
             return Poll::Ready(ready);
         }
-        self.poll();
+        self.poll_unless_locked();
         waker = Some(cx.waker().clone());
         work(&mut waker)
     }
@@ -149,6 +149,12 @@ impl<P: Drive> Session<P> {
         let _turn = turns::begin();
         // If the completion queue fails, all requests end.
         let _ = self.connection.inner().ledger.progress();
+    }
+
+    /// Polls the completion queue, unless another thread uses it.
+    fn poll_unless_locked(&self) {
+        let _turn = turns::begin();
+        let _ = self.connection.inner().ledger.progress_unless_locked();
     }
 
     /// Executes the instructions of the protocol, and releases the lock. Only then polls the completion queue, closes
@@ -286,7 +292,7 @@ impl Session<StreamState> {
             let must_poll = state.protocol.must_poll();
             self.finish(state);
             if must_poll {
-                self.poll();
+                self.poll_unless_locked();
             }
             end.map_ok(|()| write.written())
         })
@@ -351,12 +357,8 @@ mod tests {
     use super::*;
     use crate::mock::{NicOutcome, Rig, Sleeper};
 
-    /// Such a completion causes no event, so the session polls again. If it did not, the reader would sleep forever.
-    #[test]
-    fn a_completion_between_the_last_poll_and_the_request_for_an_event_wakes_the_reader() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let _runtime = runtime.enter();
-        let rig = Rig::new();
+    /// A stream with two receives of 64 bytes.
+    fn session(rig: &Rig) -> Arc<Session<StreamState>> {
         let mut limits = rdma_message::Options::default();
         (limits.receives, limits.sends) = (2, 4);
         (limits.receive_bytes, limits.send_bytes, limits.window_bytes) = (64, 64, 128);
@@ -364,7 +366,16 @@ mod tests {
         let buffers = Slots::lengths(&limits).map(|length| rig.pool.allocate(length).unwrap());
         let protocol = StreamState::new(rdma_message::Stream::new(&limits).unwrap());
         let slots = Slots::new(&limits, buffers);
-        let session = Session::new(connection, slots, protocol, Linger::new(Duration::ZERO));
+        Session::new(connection, slots, protocol, Linger::new(Duration::ZERO))
+    }
+
+    /// Such a completion causes no event, so the session polls again. If it did not, the reader would sleep forever.
+    #[test]
+    fn a_completion_between_the_last_poll_and_the_request_for_an_event_wakes_the_reader() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let _runtime = runtime.enter();
+        let rig = Rig::new();
+        let session = session(&rig);
         let hello = Hello {
             version: Hello::VERSION,
             mode: Mode::Stream,
@@ -384,5 +395,30 @@ mod tests {
         assert!(next(reader.waker()).is_pending());
         assert_eq!(reader.take_wakes(), 1);
         assert!(matches!(next(reader.waker()), Poll::Ready(Ok(Some(_)))));
+    }
+
+    /// Tasks of many connections share the lock. A thread that had to wait for another one would sleep.
+    #[test]
+    fn a_read_without_news_does_not_wait_for_the_lock_of_the_completion_queue() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let _runtime = runtime.enter();
+        let rig = Rig::new();
+        let session = session(&rig);
+        let read = |waker: &Waker| {
+            let next =
+                |state: &mut State<StreamState>, waker: &mut _| state.protocol.poll_next(waker);
+            session.poll_with(&Context::from_waker(waker), next).is_pending()
+        };
+        assert!(read(Waker::noop()));
+        let ledger = &session.connection().inner().ledger;
+        let table = ledger.lock();
+        let (say, said) = std::sync::mpsc::channel();
+        let has_read = std::thread::scope(|threads| {
+            threads.spawn(|| say.send(read(Waker::noop())));
+            let has_read = said.recv_timeout(Duration::from_secs(60));
+            drop(table);
+            has_read
+        });
+        assert_eq!(has_read, Ok(true));
     }
 }
