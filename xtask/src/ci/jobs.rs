@@ -323,7 +323,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "stress",
-        about: "failures in long tests: stress for two minutes, a process stopped for half a minute, processes that end, killed peers of rdma_cm on other hosts, 64 tasks that lend to another process, a million messages between two processes, 10,000 idle streams, deaths of ranks at each step of each collective, 1,000 ranks that join, and 5,000 simulated workloads of connections by address",
+        about: "failures in long tests: stress for two minutes, a process stopped for half a minute, processes that end, killed peers of rdma_cm on other hosts, 64 tasks that lend to another process, a million messages between two processes, 10,000 idle streams, deaths of ranks at each step of each collective, 1,000 ranks that join, 5,000 simulated workloads of connections by address, and 100,000 simulated messages",
         tier: Tier::Full,
         minutes: 21.0,
         needs: &[],

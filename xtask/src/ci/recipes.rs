@@ -498,6 +498,7 @@ pub(super) const STRESS: &[Step] = &[
     tests("cargo test -p rdma-group --features async,serde --lib -- --include-ignored before_each_step a_thousand_ranks")
         .with(&[("RDMA_TEST_DEATHS", "all")]),
     run("cargo xtask sim --connections 5000"),
+    run("cargo xtask sim --messages 100000"),
 ];
 
 /// Miri needs access to files, because proptest reads its recorded failures. Since Miri is a

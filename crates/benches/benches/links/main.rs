@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo bench -p benches --bench links
-//! cargo bench -p benches --bench links -- trips  # or `waits`, `crossing`, `wakes`, `writes`, `sends`, `mapped`; `soft0`, `udp`; `peers`
+//! cargo bench -p benches --bench links -- trips  # or `waits`, `crossing`, `wakes`, `writes`, `sends`, `frames`, `mapped`; `soft0`, `udp`; `peers`
 //! ```
 //!
 //! Two processes, this program twice, poll without a pause. Only in `wakes` and in the READs of `waits`, the second one
@@ -13,6 +13,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench panics if it fails.
 #![allow(clippy::cast_precision_loss)]
 
+mod frames;
 mod latency;
 mod mapped;
 mod peers;
@@ -40,6 +41,7 @@ use test_support::rig::datagram::gid_of;
 use test_support::rig::post::Wr;
 use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, Size};
 
+use frames::Frames;
 use latency::Waits;
 use mapped::{Mapped, PAGE};
 
@@ -161,6 +163,7 @@ enum Work {
     Writes(usize),
     /// Messages of that many bytes in one direction.
     Sends(usize),
+    Frames(Frames),
     Waits(Waits),
     Mapped(Mapped),
     End,
@@ -168,6 +171,8 @@ enum Work {
 
 /// The numbers of [`Work::Sends`] begin here. Smaller numbers are other work, or the length of writes.
 const SENDS: u64 = 1 << 28;
+/// The numbers of [`Frames`] begin here. Those to a ring are odd.
+const FRAMES: u64 = 1 << 30;
 /// The numbers of [`Waits`] begin here.
 const WAITS: u64 = 1 << 32;
 /// The numbers of [`Mapped`] begin here.
@@ -185,6 +190,7 @@ impl Work {
             Self::PacketTrips => 6,
             Self::Writes(length) => length as u64,
             Self::Sends(length) => SENDS + length as u64,
+            Self::Frames(Frames { length, to_ring }) => FRAMES + length as u64 + u64::from(to_ring),
             Self::Waits(Waits::Sends) => WAITS,
             Self::Waits(Waits::UnreliableSends) => WAITS + 1,
             Self::Waits(Waits::Writes) => WAITS + 2,
@@ -205,7 +211,11 @@ impl Work {
             5 => Self::Wakes,
             6 => Self::PacketTrips,
             length if length < SENDS => Self::Writes(usize::try_from(length).unwrap()),
-            number if number < WAITS => Self::Sends(usize::try_from(number - SENDS).unwrap()),
+            number if number < FRAMES => Self::Sends(usize::try_from(number - SENDS).unwrap()),
+            number if number < WAITS => Self::Frames(Frames {
+                length: usize::try_from((number - FRAMES) & !1).unwrap(),
+                to_ring: number & 1 == 1,
+            }),
             number if number >= MAPPED => Self::Mapped(Mapped::from_number(number - MAPPED)),
             number => Self::Waits(match number - WAITS {
                 0 => Waits::Sends,
@@ -357,6 +367,7 @@ impl Ends {
                 Work::Wakes => self.meet(),
                 Work::Writes(_) => self.poll_until_met(),
                 Work::Sends(length) => self.receive_all(length),
+                Work::Frames(frames) => self.read_frames(frames),
                 Work::Waits(waits) => self.wait_for(waits, false),
                 Work::Mapped(mapped) => self.run_mapped(mapped, false),
                 Work::End => return,
@@ -377,6 +388,7 @@ impl Ends {
             Work::Wakes => self.wake(),
             Work::Writes(length) => self.write_all(length),
             Work::Sends(length) => self.send_all(length),
+            Work::Frames(frames) => self.write_frames(frames),
             Work::Waits(waits) => self.wait_for(waits, true),
             Work::Mapped(mapped) => self.run_mapped(mapped, true),
             Work::End => {}
@@ -388,7 +400,7 @@ impl Ends {
         let all = !env::args().any(|argument| {
             matches!(
                 &*argument,
-                "trips" | "waits" | "crossing" | "wakes" | "writes" | "sends" | "mapped"
+                "trips" | "waits" | "crossing" | "wakes" | "writes" | "sends" | "frames" | "mapped"
             )
         });
         let has = |rows: &str| all || env::args().any(|argument| argument == rows);
@@ -409,6 +421,9 @@ impl Ends {
         }
         if has("sends") {
             self.measure_sends();
+        }
+        if has("frames") && self.packets.is_none() {
+            self.measure_frames();
         }
         if has("mapped") && self.packets.is_none() {
             self.measure_mapped();

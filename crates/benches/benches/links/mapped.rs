@@ -96,7 +96,7 @@ impl Ends {
     }
 
     /// Writes until this process has mapped the memory.
-    fn get_grant(&self) {
+    pub(crate) fn get_grant(&self) {
         let mapped = || SoftDevice::find("soft0").unwrap().counters().mapped_requests;
         while mapped() == 0 {
             self.post_mapped(Mapped::Writes(8), 0);

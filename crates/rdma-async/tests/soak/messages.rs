@@ -80,7 +80,7 @@ fn options() -> Options {
     Options::new().eager_bytes(10_000)
 }
 
-/// The number of messages that were received, or that the peer's device has received.
+/// The number of messages that were received or sent.
 #[derive(Default)]
 struct Count {
     messages: AtomicU64,
@@ -112,10 +112,12 @@ async fn serve(endpoint: &Endpoint, seed: u64) {
     let address = listener.local_addr().to_string();
     let (mut chance, count) = (Chance(seed), Arc::new(Count::default()));
     let (own, mut sessions) = (Arc::clone(&count), JoinSet::new());
+    let endpoint = endpoint.clone();
     let mut accepts = tokio::spawn(async move {
         loop {
             let accepted = listener.accept().await.unwrap();
-            sessions.spawn(talk(accepted, Chance(chance.next()), Arc::clone(&own)));
+            let chance = Chance(chance.next());
+            sessions.spawn(talk(endpoint.clone(), accepted, chance, Arc::clone(&own)));
             while let Some(ended) = sessions.try_join_next() {
                 ended.unwrap();
             }
@@ -172,7 +174,8 @@ async fn connect_all(endpoint: &Endpoint, address: &str, seed: u64) {
             loop {
                 match endpoint.connect_messages(&address, options()).await {
                     Ok(messages) => {
-                        talk(messages, Chance(chance.next()), Arc::default()).await;
+                        talk(endpoint.clone(), messages, Chance(chance.next()), Arc::default())
+                            .await;
                     }
                     // A listener that is dropped rejects clients before its socket is closed.
                     Err(error) if std::net::TcpStream::connect(&address).is_ok() => {
@@ -189,12 +192,13 @@ async fn connect_all(endpoint: &Endpoint, address: &str, seed: u64) {
 }
 
 /// Runs one end of a connection until it ends.
-async fn talk(messages: Messages, mut chance: Chance, count: Arc<Count>) {
+async fn talk(endpoint: Endpoint, messages: Messages, mut chance: Chance, count: Arc<Count>) {
     let lanes: [Chance; LANES] = std::array::from_fn(|_| Chance(chance.next()));
     let (messages, most) = (Arc::new(messages), 1 + chance.below(4_000));
     let mut tasks = JoinSet::new();
     for (lane, chance) in lanes.into_iter().enumerate() {
-        let lane = Lane { number: (lane as u64) << 56, chance, count: Arc::clone(&count) };
+        let (number, count) = ((lane as u64) << 56, Arc::clone(&count));
+        let lane = Lane { number, chance, count, endpoint: endpoint.clone() };
         tasks.spawn(lane.send_all(Arc::clone(&messages), most));
     }
     let sends = async {
@@ -231,6 +235,7 @@ struct Lane {
     number: u64,
     chance: Chance,
     count: Arc<Count>,
+    endpoint: Endpoint,
 }
 
 impl Lane {
@@ -239,22 +244,36 @@ impl Lane {
         for _ in 0..most {
             self.number += 1;
             let polls = (self.chance.below(16) == 0).then(|| self.chance.below(4));
-            let is_call = self.chance.below(4) == 0;
-            let bytes = self.bytes();
-            let ended = dropped_after(polls, async {
-                if !is_call {
-                    return messages.send(&bytes).await;
-                }
-                let reply = messages.call(&bytes).await?;
-                assert!(*reply == bytes, "a wrong reply");
-                self.count.add();
-                Ok(())
-            });
+            let (way, bytes) = (self.chance.below(16), self.bytes());
+            let ended = dropped_after(polls, self.send(&messages, way, &bytes));
             match ended.await {
                 Some(Ok(())) => self.count.add(),
                 Some(Err(_)) => return,
                 None => _ = self.count.dropped.fetch_add(1, Relaxed),
             }
+        }
+    }
+
+    /// Sends a message in one of 16 ways, or calls.
+    async fn send(&self, messages: &Messages, way: u64, bytes: &[u8]) -> Result<(), MessageError> {
+        match way {
+            0..4 => {
+                let reply = messages.call(bytes).await?;
+                assert!(*reply == *bytes, "a wrong reply");
+                self.count.add();
+                Ok(())
+            }
+            4..8 => messages.post(bytes).await,
+            8 => {
+                messages.post(bytes).await?;
+                messages.flush().await
+            }
+            9 => {
+                let mut buffer = self.endpoint.allocate(bytes.len()).await.unwrap();
+                buffer.copy_from_slice(bytes);
+                messages.send_buffer(buffer).await
+            }
+            _ => messages.send(bytes).await,
         }
     }
 
