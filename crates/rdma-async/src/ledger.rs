@@ -262,8 +262,8 @@ impl Ledger {
         self.drain_up_to(most).inspect_err(|_| self.fail())
     }
 
-    /// Like [`progress`](Self::progress), but stops while another thread holds the lock. A completion that this leaves in
-    /// the queue is polled by the thread that arms the queue, or causes an event.
+    /// Like [`progress`](Self::progress), but returns as soon as another thread holds the lock. A completion that is left
+    /// in the queue is polled by the thread that arms the queue next, or causes an event.
     ///
     /// # Errors
     /// If the completion queue has failed, which ends all its connections.

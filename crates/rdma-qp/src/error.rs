@@ -437,8 +437,9 @@ pub(crate) fn modify_hint(errno: Errno) -> Option<Cow<'static, str>> {
         }
         Errno::ETIMEDOUT | Errno::EHOSTUNREACH | Errno::ENETUNREACH => {
             "the peer's address cannot be reached: check that its host is up, and that the GID or LID is \
-             that of its endpoint. A GID must be reachable from its interface; a software device reaches \
-             other hosts from an address at which it listens"
+             that of the peer's endpoint. The GID must be reachable from this queue pair's interface; a \
+             software device reaches the processes of its host that share it, and other hosts from an \
+             address at which it listens"
         }
         Errno::EACCES => {
             "another user of this host has bound the peer's name, or the names by which processes \

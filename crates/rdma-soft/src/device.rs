@@ -115,8 +115,8 @@ pub(crate) trait Host: Send + Sync + std::fmt::Debug {
     /// Claims a slot for this process. Returns true if this process may use the slot's queue pair numbers.
     fn claim(&self, device: &'static Device, slot: u16) -> bool;
 
-    /// Connects this process to the process that uses a queue pair number, if there is one. As on a network, only
-    /// requests show that there is none.
+    /// Connects this process to the process that uses a queue pair number. Returns [`Outlet::Nowhere`] if no process
+    /// uses it: as on a network, requests then fail.
     fn connect(&self, device: &'static Device, number: u32) -> Result<Outlet, Refusal>;
 
     /// Returns the outlet to the process that uses a queue pair number, if this process is connected to it.
@@ -397,7 +397,7 @@ impl Device {
         }
         match self.host_of_other(path, there, number) {
             Some(host) => host.connect(self, number),
-            // All loopback addresses belong to this host, so it is known that no device has this one.
+            // All loopback addresses belong to this host, so no packet can arrive at one that no device here has.
             None if there.is_none() && path.remote.is_loopback() => Err(Refusal::Unreachable),
             None => Ok(Outlet::Nowhere),
         }

@@ -1,5 +1,5 @@
-//! The frames of a stream: SENDs to receives of the peer, beside WRITEs with immediate data to a ring of the peer. Both
-//! copy the bytes to a frame, and from the place where they arrive, as the streams of `rdma-async` do.
+//! Two ways to carry the frames of a stream: SENDs to receives, and WRITEs with immediate data to a ring of the peer. In
+//! both, the bytes are copied to a frame, and from the place where they arrive, as by `rdma-async`.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use test_support::rig::post::Wr;
 
 use super::{BYTES, Ends, Work};
 
-/// The number of frames that the reader has places for.
-const PLACES: usize = 16;
-/// The number of places that each message of the reader returns.
+/// The number of frames that may be in flight.
+const CREDIT: usize = 16;
+/// Each message of the reader returns credit for this many frames.
 const RETURNED: usize = 4;
 
 #[derive(Clone, Copy)]
@@ -27,11 +27,11 @@ impl Frames {
 
     /// Returns where a frame begins, in the memory of either process.
     const fn place(self, number: usize) -> usize {
-        number % PLACES * self.length
+        number % CREDIT * self.length
     }
 }
 
-/// Returns the number of requests that have completed.
+/// Polls up to 16 completions, and returns their number.
 fn completed(cq: &Cq) -> usize {
     let completions = cq.try_poll::<16>().unwrap();
     assert!(completions.iter().all(|wc| wc.status == ibv_wc_status::IBV_WC_SUCCESS));
@@ -54,13 +54,13 @@ impl Ends {
     pub(crate) fn write_frames(&self, frames: Frames) {
         let (qp, (ring, key)) = (&self.side.qp, self.mapped_remote);
         let (bytes, messages) = (vec![7; frames.length], frames.count() / RETURNED);
-        // For the messages of the reader.
-        let mut receives = PLACES.min(messages);
+        // For the messages of the reader, which return credit.
+        let mut receives = CREDIT.min(messages);
         (0..receives).for_each(|_| qp.post_receive(0, &[]));
         self.meet();
         let (mut written, mut sent, mut returned) = (0, 0, 0);
         while returned < frames.count() {
-            if written < frames.count() && written - returned.min(sent) < PLACES {
+            if written < frames.count() && written - returned.min(sent) < CREDIT {
                 let place = frames.place(written);
                 self.memory.copy_in(place, &bytes);
                 let sge = [self.memory.sge(place, frames.length)];
@@ -93,14 +93,14 @@ impl Ends {
             true => qp.post_receive(0, &[]),
             false => qp.post_receive(0, &[memory.sge(frames.place(number), frames.length)]),
         };
-        (0..PLACES).for_each(post);
+        (0..CREDIT).for_each(post);
         self.meet();
         let (mut read, mut sent) = (0, 0);
         while read < frames.count() || sent < frames.count() / RETURNED {
             for _ in 0..completed(&self.side.receive_cq) {
                 memory.copy_out(frames.place(read), &mut bytes);
-                if read + PLACES < frames.count() {
-                    post(read + PLACES);
+                if read + CREDIT < frames.count() {
+                    post(read + CREDIT);
                 }
                 read += 1;
                 if read % RETURNED == 0 {

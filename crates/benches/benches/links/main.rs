@@ -171,7 +171,7 @@ enum Work {
 
 /// The numbers of [`Work::Sends`] begin here. Smaller numbers are other work, or the length of writes.
 const SENDS: u64 = 1 << 28;
-/// The numbers of [`Frames`] begin here. Those to a ring are odd.
+/// The numbers of [`Frames`] begin here. Frames to a ring have odd numbers.
 const FRAMES: u64 = 1 << 30;
 /// The numbers of [`Waits`] begin here.
 const WAITS: u64 = 1 << 32;

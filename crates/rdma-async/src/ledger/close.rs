@@ -1,4 +1,4 @@
-//! Closes connections, and so ends their requests.
+//! Closes connections, which ends their requests.
 
 use std::sync::Arc;
 

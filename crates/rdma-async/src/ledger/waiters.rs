@@ -43,7 +43,8 @@ pub(crate) struct Waiters {
     ended: Notify,
     /// The number of the connection and the set of its control connection, to which `close` adds it.
     control: OnceLock<(u32, Arc<Changes>)>,
-    /// The number of requests that have ended and stayed in their slots. Only changed under the ledger's lock.
+    /// Counts the requests whose outcome was stored in their slots, and wraps around. Changed only under the ledger's
+    /// lock.
     ends: AtomicUsize,
 }
 
@@ -55,14 +56,14 @@ impl Waiters {
         }
     }
 
-    /// Counts a request that has ended and stays in its slot. The caller holds the ledger's lock.
+    /// Counts a request whose outcome was stored in its slot. The caller holds the ledger's lock.
     #[inline]
-    pub(crate) fn note_end(&self) {
+    pub(crate) fn count_end(&self) {
         self.ends.store(self.ends.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 
-    /// Returns a number that differs from earlier ones if a request has ended since. A request that ends meanwhile may
-    /// not be counted yet.
+    /// Returns a number that has changed if a request has ended since an earlier call. A request that ends during this
+    /// call may not be counted yet.
     pub(crate) fn ends(&self) -> usize {
         self.ends.load(Ordering::Acquire)
     }

@@ -118,8 +118,9 @@ pub(super) struct Requests {
     slots: Slots,
     receives: Queue<u32>,
     sends: Queue<SendRequest>,
-    /// The number of [ends](crate::ledger::waiters::Waiters::ends) when no request of these had ended.
-    ends: usize,
+    /// The value of [`ends`](crate::ledger::waiters::Waiters::ends) before the last check of the slots that found no
+    /// ended request. `None` if a request was added since, because it may have ended before.
+    ends: Option<usize>,
     /// The number of requests for long messages that have not completed.
     long: usize,
     /// The epoch of the queue pair, for windows.
@@ -140,7 +141,7 @@ impl Requests {
             slots,
             receives: Queue::default(),
             sends: Queue::default(),
-            ends: 0,
+            ends: None,
             long: 0,
             epoch,
             closing: None,
@@ -199,7 +200,10 @@ impl Requests {
     pub(super) fn note_posted(&mut self, slot: u32, posted: Result<Id, Buffer>) -> Option<Id> {
         match posted {
             Ok(id) if self.is_closed => return Some(id),
-            Ok(id) => self.sends.posted.push_back((SendRequest::Frame(slot), id)),
+            Ok(id) => {
+                self.sends.posted.push_back((SendRequest::Frame(slot), id));
+                self.ends = None;
+            }
             Err(buffer) => {
                 self.has_failed = true;
                 self.slots.set_send(slot, Some(buffer));
@@ -212,8 +216,8 @@ impl Requests {
     /// in order.
     pub(super) fn next(&mut self) -> Option<Completed> {
         loop {
-            // Read before the slots, which may hold more ends by then.
-            let ends = self.connection.inner().waiters.ends();
+            // Read before the slots: if a request ends after they were checked, the next call reads another value.
+            let ends = Some(self.connection.inner().waiters.ends());
             if ends == self.ends {
                 return None;
             }
@@ -357,6 +361,7 @@ impl Requests {
             // An earlier waker can only be that of this session.
             let before = table.await_end(id, waker.clone(), is_solicited);
             if !table.at(inner.entry).is_in_flight(id) {
+                self.ends = None;
                 return false;
             }
             let now = table.arm(inner.ledger.cq());
@@ -470,6 +475,24 @@ mod tests {
         rig.nic.end(0, NicOutcome::Done(b""));
         connection.inner().ledger.progress().unwrap();
         assert_eq!(rig.pool.usage().buffers, 0);
+    }
+
+    /// Another thread may deliver the completion before the request is added.
+    #[test]
+    fn a_send_that_ends_before_it_is_added_is_found() {
+        let rig = Rig::new();
+        let connection = rig.connect([1, 1]);
+        let mut limits = rdma_message::Options::default();
+        (limits.receives, limits.sends) = (0, 1);
+        let slots = Slots::new(&limits, Slots::lengths(&limits).map(|_| rig.buffer()));
+        let mut requests = Requests::new(connection.clone(), slots);
+        let posted = post_frame(&connection, rig.buffer(), 1);
+        rig.nic.end(0, NicOutcome::Done(b""));
+        connection.inner().ledger.progress().unwrap();
+        assert!(requests.next().is_none());
+        assert!(requests.note_posted(0, posted).is_none());
+        assert!(matches!(requests.next(), Some(Completed::Sent { slot: 0 })));
+        requests.leave();
     }
 
     /// A frame is solicited, so its receiver need not be woken by the completions of its own SENDs.

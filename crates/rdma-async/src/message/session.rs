@@ -127,7 +127,8 @@ impl<P: Drive> Session<P> {
         self.poll_twice(cx, |waker| self.with(|state| work(state, waker)))
     }
 
-    /// Calls `work`. If it is not ready, polls the completion queue and calls it again, with the waker of the task.
+    /// Calls `work`. If that is not ready, polls the completion queue unless another thread holds its lock. Then calls
+    /// `work` again, with the waker of the task.
     fn poll_twice<R>(
         &self,
         cx: &Context<'_>,
@@ -151,7 +152,7 @@ impl<P: Drive> Session<P> {
         let _ = self.connection.inner().ledger.progress();
     }
 
-    /// Polls the completion queue, unless another thread uses it.
+    /// Polls the completion queue, unless another thread holds its lock.
     fn poll_unless_locked(&self) {
         let _turn = turns::begin();
         let _ = self.connection.inner().ledger.progress_unless_locked();
@@ -357,7 +358,7 @@ mod tests {
     use super::*;
     use crate::mock::{NicOutcome, Rig, Sleeper};
 
-    /// A stream with two receives of 64 bytes.
+    /// Returns the session of a stream with two receives of 64 bytes.
     fn session(rig: &Rig) -> Arc<Session<StreamState>> {
         let mut limits = rdma_message::Options::default();
         (limits.receives, limits.sends) = (2, 4);
@@ -397,9 +398,9 @@ mod tests {
         assert!(matches!(next(reader.waker()), Poll::Ready(Ok(Some(_)))));
     }
 
-    /// Tasks of many connections share the lock. A thread that had to wait for another one would sleep.
+    /// Tasks of many connections share the lock. A thread that waited for it would sleep.
     #[test]
-    fn a_read_without_news_does_not_wait_for_the_lock_of_the_completion_queue() {
+    fn a_read_that_finds_no_completion_does_not_wait_for_the_lock_of_the_completion_queue() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let _runtime = runtime.enter();
         let rig = Rig::new();
@@ -412,10 +413,10 @@ mod tests {
         assert!(read(Waker::noop()));
         let ledger = &session.connection().inner().ledger;
         let table = ledger.lock();
-        let (say, said) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let has_read = std::thread::scope(|threads| {
-            threads.spawn(|| say.send(read(Waker::noop())));
-            let has_read = said.recv_timeout(Duration::from_secs(60));
+            threads.spawn(|| sender.send(read(Waker::noop())));
+            let has_read = receiver.recv_timeout(Duration::from_secs(60));
             drop(table);
             has_read
         });

@@ -254,7 +254,7 @@ impl Lane {
         }
     }
 
-    /// Sends a message in one of 16 ways, or calls.
+    /// Sends a message, or calls. `way`, which is less than 16, selects the method.
     async fn send(&self, messages: &Messages, way: u64, bytes: &[u8]) -> Result<(), MessageError> {
         match way {
             0..4 => {

@@ -39,8 +39,8 @@ impl PreparedNode {
     /// Connects to all ranks, and to this rank itself.
     ///
     /// Other ranks may be slower. The device repeats requests to a rank that is not connected yet, by default for about
-    /// four seconds. If a rank may need longer between the exchange and this call, run another exchange afterwards. A rank
-    /// that has already ended is noticed only when a request to it fails.
+    /// four seconds. If a rank may need longer between the exchange and this call, run another exchange afterwards. A
+    /// rank that has already ended is noticed only when a request to it fails.
     ///
     /// # Errors
     /// Same errors as [`PreparedMultiChannel::handshake`].

@@ -202,8 +202,8 @@ codes! {
         "the peer did not answer: most often its process has ended or has destroyed its queue pair; if the \
          connection never worked, check that the peer's queue pair is in RTR or RTS; that QPN, PSN, LID, GID \
          index and GID type (RoCE v1 or v2) match at both ends; that the path MTU fits; that the network \
-         lets UDP port 4791 through (RoCE v2); that both processes share the software device; and try a \
-         longer ack_timeout";
+         lets UDP port 4791 through (RoCE v2); that both processes share the device (software devices \
+         on one host); and try a longer ack_timeout";
     /// The peer had no receive posted.
     RnrRetryExceededError = RNR_RETRY_EXC_ERR, Transport,
         "the peer had no receive posted during all retries: post more of them in time, give credits, or \

@@ -83,7 +83,7 @@ pub(crate) enum Refusal {
     Unusable,
     /// The device no longer exists: `ENODEV`.
     Gone,
-    /// No device of the host has the loopback address, or no packet can be sent to the address: `EHOSTUNREACH`.
+    /// No device of this process has the loopback address, or no packet can be sent to the address: `EHOSTUNREACH`.
     #[cfg_attr(loom, allow(dead_code))] // models have only one process
     Unreachable,
 }

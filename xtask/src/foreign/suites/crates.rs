@@ -31,7 +31,7 @@ pub(super) struct Crate {
 /// A test program or an example.
 #[derive(Debug)]
 enum Kind {
-    /// A test program, and what it uses of the library.
+    /// A test program, and the part of the library that it uses.
     Tests(Use),
     /// An example that ends by itself, what it uses, and a text that it prints.
     Example(Use, &'static str),

@@ -53,7 +53,9 @@ async fn idle_streams(count: u32) {
     sleep(Duration::from_millis(500)).await;
     let used = ticks().unwrap() - before;
     let grown = resident().unwrap().saturating_sub(resident_before) / u64::from(2 * count);
-    println!("{count} streams: {grown} B resident for an end, {used} ticks in half a second");
+    println!(
+        "{count} streams: {grown} B of resident memory per end, {used} ticks in half a second"
+    );
     assert!(used <= 1, "{count} idle streams have used {used} ticks of processor time");
     talk(&mut streams).await;
 }

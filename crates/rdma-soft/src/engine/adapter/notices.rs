@@ -66,8 +66,8 @@ reasons! {
     PortDown port_down Warns
         "the port of this device is down: nothing leaves or arrives until it is up (PORT_ACTIVE)"
     NoRoute no_route Warns
-        "no reachable port has the destination address: compare the GID or LID of the address \
-         vector with those of the peer's port. A device reaches the devices of its own process \
+        "no reachable port has the destination address, or the process with the peer's queue pair \
+         has ended: compare the GID or LID of the address vector with those of the peer's port. A device reaches the devices of its own process \
          with the same link layer; soft0 and softib0 also reach themselves in other processes of \
          the user; one that listens (RDMA_SOFT_LISTEN, Builder::listen) reaches other hosts, if \
          the GID index names an address at which it listens; one of a `Network` reaches only that \
