@@ -437,15 +437,20 @@ mod tests {
     use super::*;
     use crate::mock::{NicOutcome, Rig};
 
+    /// Returns the requests of a connection with this many SENDs and the fewest receives.
+    fn requests(rig: &Rig, connection: &Connection, sends: u32) -> Requests {
+        let mut limits = rdma_message::Options::default();
+        (limits.receives, limits.sends) = (0, sends);
+        let slots = Slots::new(&limits, Slots::lengths(&limits).map(|_| rig.buffer()));
+        Requests::new(connection.clone(), slots)
+    }
+
     #[test]
     fn the_arming_for_one_queue_is_reported_if_the_request_of_the_other_has_ended() {
         let rig = Rig::new();
         let connection = rig.connect([1, 1]);
         let ledger = &connection.inner().ledger;
-        let mut limits = rdma_message::Options::default();
-        (limits.receives, limits.sends) = (0, 1);
-        let slots = Slots::new(&limits, (0..=limits.receive_slots()).map(|_| rig.buffer()));
-        let mut requests = Requests::new(connection.clone(), slots);
+        let mut requests = requests(&rig, &connection, 1);
         requests.post_receive(0);
         requests.post_send(0, b"header", |_| 0);
         // Another thread has delivered the completion of the SEND.
@@ -482,10 +487,7 @@ mod tests {
     fn a_send_that_ends_before_it_is_added_is_found() {
         let rig = Rig::new();
         let connection = rig.connect([1, 1]);
-        let mut limits = rdma_message::Options::default();
-        (limits.receives, limits.sends) = (0, 1);
-        let slots = Slots::new(&limits, Slots::lengths(&limits).map(|_| rig.buffer()));
-        let mut requests = Requests::new(connection.clone(), slots);
+        let mut requests = requests(&rig, &connection, 1);
         let posted = post_frame(&connection, rig.buffer(), 1);
         rig.nic.end(0, NicOutcome::Done(b""));
         connection.inner().ledger.progress().unwrap();
@@ -500,10 +502,7 @@ mod tests {
     fn only_an_awaited_send_lets_every_completion_wake_the_session() {
         let rig = Rig::new();
         let connection = rig.connect([1, 1]);
-        let mut limits = rdma_message::Options::default();
-        (limits.receives, limits.sends) = (0, 2 + RESERVED_SENDS);
-        let slots = Slots::new(&limits, Slots::lengths(&limits).map(|_| rig.buffer()));
-        let mut requests = Requests::new(connection.clone(), slots);
+        let mut requests = requests(&rig, &connection, 2 + RESERVED_SENDS);
         requests.post_receive(0);
         let wait = |requests: &mut Requests, sends| {
             let mut armed = Ok(false);
@@ -530,10 +529,7 @@ mod tests {
     fn a_manual_driver_is_armed_for_every_completion_while_a_session_waits_for_frames() {
         let rig = Rig::new();
         let connection = rig.connect([1, 1]);
-        let mut limits = rdma_message::Options::default();
-        (limits.receives, limits.sends) = (0, 1);
-        let slots = Slots::new(&limits, (0..=limits.receive_slots()).map(|_| rig.buffer()));
-        let mut requests = Requests::new(connection, slots);
+        let mut requests = requests(&rig, &connection, 1);
         requests.post_receive(0);
         assert!(requests.await_next((true, false), Waker::noop(), &mut Ok(false)));
         let sweep = |always| {
