@@ -119,7 +119,8 @@ pub(super) struct Requests {
     receives: Queue<u32>,
     sends: Queue<SendRequest>,
     /// The value of [`ends`](crate::ledger::waiters::Waiters::ends) before the last check of the slots that found no
-    /// ended request. `None` if a request was added since, because it may have ended before.
+    /// ended request. `None` if the next call must check them. A frame may be posted without the lock of the session,
+    /// and then it may end before it is added here. Other requests are posted under that lock.
     ends: Option<usize>,
     /// The number of requests for long messages that have not completed.
     long: usize,
