@@ -8,14 +8,14 @@ pub(crate) use loom::sync::Condvar;
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+    atomic::{AtomicBool, Ordering},
 };
 #[cfg(all(test, not(loom)))]
 pub(crate) use std::sync::Condvar;
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+    atomic::{AtomicBool, Ordering},
 };
 #[cfg(not(loom))]
 pub(crate) use tokio::sync::{Notify, futures::OwnedNotified};

@@ -282,7 +282,6 @@ impl ConnectionEntry {
                 Phase::InFlight => {
                     slot.phase = Phase::Done;
                     slot.result = None;
-                    self.waiters.count_end();
                     self.counters.failed += 1;
                     if let Some(waker) = slot.waker.take() {
                         reported.push(slot.is_solicited);
@@ -348,7 +347,6 @@ impl ConnectionEntry {
         match slot.phase {
             Phase::InFlight => {
                 (slot.phase, slot.result) = (Phase::Done, Some(result));
-                self.waiters.count_end();
                 if let Some(waker) = slot.waker.take() {
                     afters.note_reported(slot.is_solicited);
                     afters.push(After::Wake(waker));

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, PoisonError};
 
 use super::after::contain_panic;
 use super::slots::Side;
-use crate::sync::{AtomicUsize, Mutex, Notify, Ordering};
+use crate::sync::{Mutex, Notify};
 
 /// The connections of a control connection that were closed, or whose send queues have drained, since its task last
 /// settled connections. So the task settles only these, and not all of its connections.
@@ -43,9 +43,6 @@ pub(crate) struct Waiters {
     ended: Notify,
     /// The number of the connection and the set of its control connection, to which `close` adds it.
     control: OnceLock<(u32, Arc<Changes>)>,
-    /// Counts the requests whose outcome was stored in their slots, and wraps around. Changed only under the ledger's
-    /// lock.
-    ends: AtomicUsize,
 }
 
 impl Waiters {
@@ -54,18 +51,6 @@ impl Waiters {
             Side::Send => &self.sends,
             Side::Receive => &self.receives,
         }
-    }
-
-    /// Counts a request whose outcome was stored in its slot. The caller holds the ledger's lock.
-    #[inline]
-    pub(crate) fn count_end(&self) {
-        self.ends.store(self.ends.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
-    }
-
-    /// Returns a number that has changed if a request has ended since an earlier call. A request that ends during this
-    /// call may not be counted yet.
-    pub(crate) fn ends(&self) -> usize {
-        self.ends.load(Ordering::Acquire)
     }
 
     /// Wakes all waiters, because the connection is closed or its send queue has drained.

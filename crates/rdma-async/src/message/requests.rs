@@ -118,10 +118,6 @@ pub(super) struct Requests {
     slots: Slots,
     receives: Queue<u32>,
     sends: Queue<SendRequest>,
-    /// The value of [`ends`](crate::ledger::waiters::Waiters::ends) before the last check of the slots that found no
-    /// ended request. `None` if the next call must check them. A frame may be posted without the lock of the session,
-    /// and then it may end before it is added here. Other requests are posted under that lock.
-    ends: Option<usize>,
     /// The number of requests for long messages that have not completed.
     long: usize,
     /// The epoch of the queue pair, for windows.
@@ -142,7 +138,6 @@ impl Requests {
             slots,
             receives: Queue::default(),
             sends: Queue::default(),
-            ends: None,
             long: 0,
             epoch,
             closing: None,
@@ -201,10 +196,7 @@ impl Requests {
     pub(super) fn note_posted(&mut self, slot: u32, posted: Result<Id, Buffer>) -> Option<Id> {
         match posted {
             Ok(id) if self.is_closed => return Some(id),
-            Ok(id) => {
-                self.sends.posted.push_back((SendRequest::Frame(slot), id));
-                self.ends = None;
-            }
+            Ok(id) => self.sends.posted.push_back((SendRequest::Frame(slot), id)),
             Err(buffer) => {
                 self.has_failed = true;
                 self.slots.set_send(slot, Some(buffer));
@@ -217,15 +209,7 @@ impl Requests {
     /// in order.
     pub(super) fn next(&mut self) -> Option<Completed> {
         loop {
-            // Read before the slots: if a request ends after they were checked, the next call reads another value.
-            let ends = Some(self.connection.inner().waiters.ends());
-            if ends == self.ends {
-                return None;
-            }
-            let Some((request, ended, held)) = self.take_ended() else {
-                self.ends = ends;
-                return None;
-            };
+            let (request, ended, held) = self.take_ended()?;
             let completed = match request {
                 Posted::Receive(slot) => self.end_receive(slot, &ended, held),
                 Posted::Send(SendRequest::Frame(slot)) => self.end_send(slot, &ended, held),
@@ -362,7 +346,6 @@ impl Requests {
             // An earlier waker can only be that of this session.
             let before = table.await_end(id, waker.clone(), is_solicited);
             if !table.at(inner.entry).is_in_flight(id) {
-                self.ends = None;
                 return false;
             }
             let now = table.arm(inner.ledger.cq());
@@ -438,20 +421,15 @@ mod tests {
     use super::*;
     use crate::mock::{NicOutcome, Rig};
 
-    /// Returns the requests of a connection with this many SENDs and the fewest receives.
-    fn requests(rig: &Rig, connection: &Connection, sends: u32) -> Requests {
-        let mut limits = rdma_message::Options::default();
-        (limits.receives, limits.sends) = (0, sends);
-        let slots = Slots::new(&limits, Slots::lengths(&limits).map(|_| rig.buffer()));
-        Requests::new(connection.clone(), slots)
-    }
-
     #[test]
     fn the_arming_for_one_queue_is_reported_if_the_request_of_the_other_has_ended() {
         let rig = Rig::new();
         let connection = rig.connect([1, 1]);
         let ledger = &connection.inner().ledger;
-        let mut requests = requests(&rig, &connection, 1);
+        let mut limits = rdma_message::Options::default();
+        (limits.receives, limits.sends) = (0, 1);
+        let slots = Slots::new(&limits, (0..=limits.receive_slots()).map(|_| rig.buffer()));
+        let mut requests = Requests::new(connection.clone(), slots);
         requests.post_receive(0);
         requests.post_send(0, b"header", |_| 0);
         // Another thread has delivered the completion of the SEND.
@@ -483,27 +461,15 @@ mod tests {
         assert_eq!(rig.pool.usage().buffers, 0);
     }
 
-    /// Another thread may deliver the completion before the request is added.
-    #[test]
-    fn a_send_that_ends_before_it_is_added_is_found() {
-        let rig = Rig::new();
-        let connection = rig.connect([1, 1]);
-        let mut requests = requests(&rig, &connection, 1);
-        let posted = post_frame(&connection, rig.buffer(), 1);
-        rig.nic.end(0, NicOutcome::Done(b""));
-        connection.inner().ledger.progress().unwrap();
-        assert!(requests.next().is_none());
-        assert!(requests.note_posted(0, posted).is_none());
-        assert!(matches!(requests.next(), Some(Completed::Sent { slot: 0 })));
-        requests.leave();
-    }
-
     /// A frame is solicited, so its receiver need not be woken by the completions of its own SENDs.
     #[test]
     fn only_an_awaited_send_lets_every_completion_wake_the_session() {
         let rig = Rig::new();
         let connection = rig.connect([1, 1]);
-        let mut requests = requests(&rig, &connection, 2 + RESERVED_SENDS);
+        let mut limits = rdma_message::Options::default();
+        (limits.receives, limits.sends) = (0, 2 + RESERVED_SENDS);
+        let slots = Slots::new(&limits, Slots::lengths(&limits).map(|_| rig.buffer()));
+        let mut requests = Requests::new(connection.clone(), slots);
         requests.post_receive(0);
         let wait = |requests: &mut Requests, sends| {
             let mut armed = Ok(false);
@@ -530,7 +496,10 @@ mod tests {
     fn a_manual_driver_is_armed_for_every_completion_while_a_session_waits_for_frames() {
         let rig = Rig::new();
         let connection = rig.connect([1, 1]);
-        let mut requests = requests(&rig, &connection, 1);
+        let mut limits = rdma_message::Options::default();
+        (limits.receives, limits.sends) = (0, 1);
+        let slots = Slots::new(&limits, (0..=limits.receive_slots()).map(|_| rig.buffer()));
+        let mut requests = Requests::new(connection, slots);
         requests.post_receive(0);
         assert!(requests.await_next((true, false), Waker::noop(), &mut Ok(false)));
         let sweep = |always| {

@@ -127,8 +127,7 @@ impl<P: Drive> Session<P> {
         self.poll_twice(cx, |waker| self.with(|state| work(state, waker)))
     }
 
-    /// Calls `work`. If that is not ready, polls the completion queue unless another thread holds its lock. Then calls
-    /// `work` again, with the waker of the task.
+    /// Calls `work`. If it is not ready, polls the completion queue and calls it again, with the waker of the task.
     fn poll_twice<R>(
         &self,
         cx: &Context<'_>,
@@ -140,7 +139,7 @@ impl<P: Drive> Session<P> {
         if let Poll::Ready(ready) = work(&mut waker) {
             return Poll::Ready(ready);
         }
-        self.poll_unless_locked();
+        self.poll();
         waker = Some(cx.waker().clone());
         work(&mut waker)
     }
@@ -150,12 +149,6 @@ impl<P: Drive> Session<P> {
         let _turn = turns::begin();
         // If the completion queue fails, all requests end.
         let _ = self.connection.inner().ledger.progress();
-    }
-
-    /// Polls the completion queue, unless another thread holds its lock.
-    fn poll_unless_locked(&self) {
-        let _turn = turns::begin();
-        let _ = self.connection.inner().ledger.progress_unless_locked();
     }
 
     /// Executes the instructions of the protocol, and releases the lock. Only then polls the completion queue, closes
@@ -293,7 +286,7 @@ impl Session<StreamState> {
             let must_poll = state.protocol.must_poll();
             self.finish(state);
             if must_poll {
-                self.poll_unless_locked();
+                self.poll();
             }
             end.map_ok(|()| write.written())
         })
@@ -358,8 +351,12 @@ mod tests {
     use super::*;
     use crate::mock::{NicOutcome, Rig, Sleeper};
 
-    /// Returns the session of a stream with two receives of 64 bytes.
-    fn session(rig: &Rig) -> Arc<Session<StreamState>> {
+    /// Such a completion causes no event, so the session polls again. If it did not, the reader would sleep forever.
+    #[test]
+    fn a_completion_between_the_last_poll_and_the_request_for_an_event_wakes_the_reader() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let _runtime = runtime.enter();
+        let rig = Rig::new();
         let mut limits = rdma_message::Options::default();
         (limits.receives, limits.sends) = (2, 4);
         (limits.receive_bytes, limits.send_bytes, limits.window_bytes) = (64, 64, 128);
@@ -367,16 +364,7 @@ mod tests {
         let buffers = Slots::lengths(&limits).map(|length| rig.pool.allocate(length).unwrap());
         let protocol = StreamState::new(rdma_message::Stream::new(&limits).unwrap());
         let slots = Slots::new(&limits, buffers);
-        Session::new(connection, slots, protocol, Linger::new(Duration::ZERO))
-    }
-
-    /// Such a completion causes no event, so the session polls again. If it did not, the reader would sleep forever.
-    #[test]
-    fn a_completion_between_the_last_poll_and_the_request_for_an_event_wakes_the_reader() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let _runtime = runtime.enter();
-        let rig = Rig::new();
-        let session = session(&rig);
+        let session = Session::new(connection, slots, protocol, Linger::new(Duration::ZERO));
         let hello = Hello {
             version: Hello::VERSION,
             mode: Mode::Stream,
@@ -396,30 +384,5 @@ mod tests {
         assert!(next(reader.waker()).is_pending());
         assert_eq!(reader.take_wakes(), 1);
         assert!(matches!(next(reader.waker()), Poll::Ready(Ok(Some(_)))));
-    }
-
-    /// Tasks of many connections share the lock. A thread that waited for it would sleep.
-    #[test]
-    fn a_read_that_finds_no_completion_does_not_wait_for_the_lock_of_the_completion_queue() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let _runtime = runtime.enter();
-        let rig = Rig::new();
-        let session = session(&rig);
-        let read = |waker: &Waker| {
-            let next =
-                |state: &mut State<StreamState>, waker: &mut _| state.protocol.poll_next(waker);
-            session.poll_with(&Context::from_waker(waker), next).is_pending()
-        };
-        assert!(read(Waker::noop()));
-        let ledger = &session.connection().inner().ledger;
-        let table = ledger.lock();
-        let (sender, receiver) = std::sync::mpsc::channel();
-        let has_read = std::thread::scope(|threads| {
-            threads.spawn(|| sender.send(read(Waker::noop())));
-            let has_read = receiver.recv_timeout(Duration::from_secs(60));
-            drop(table);
-            has_read
-        });
-        assert_eq!(has_read, Ok(true));
     }
 }
