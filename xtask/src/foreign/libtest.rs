@@ -29,16 +29,6 @@ pub(super) fn parse(output: &str) -> Result<Tests> {
     Ok(tests)
 }
 
-/// Returns the results if all tests passed.
-///
-/// # Errors
-/// Returns an error that names the tests that failed.
-pub(super) fn all_passed(tests: Tests) -> Result<Tests> {
-    let Tests { passed, failed, .. } = &tests;
-    ensure!(failed.is_empty(), "these tests failed, and {passed} passed: {failed:?}");
-    Ok(tests)
-}
-
 /// Returns the name and the result in the line of a test.
 fn line(line: &str) -> Option<(&str, &str)> {
     let (name, result) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
@@ -85,8 +75,8 @@ test result: FAILED. 2 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out; 
 
     #[test]
     fn tests_that_failed_are_named() {
-        let error = all_passed(parse(OUTPUT).unwrap()).unwrap_err().to_string();
+        let error = parse(OUTPUT).unwrap().none_failed().unwrap_err().to_string();
         assert!(error.ends_with("2 passed: [\"main\", \"b::three\"]"), "{error}");
-        assert!(all_passed(Tests { passed: 1, ..Tests::default() }).is_ok());
+        assert!(Tests { passed: 1, ..Tests::default() }.none_failed().is_ok());
     }
 }

@@ -93,7 +93,7 @@ pub(super) fn both_finished(server: &Ended, client: &Ended) -> Result<String> {
     Ok(format!("{}, {}", finished(&client.output)?, both_counts(server, client)?))
 }
 
-/// The results of Python's `unittest`, with `--verbose`.
+/// The results of a test program.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Tests {
     pub(super) passed: usize,
@@ -103,7 +103,19 @@ pub(super) struct Tests {
     pub(super) skipped: Vec<String>,
 }
 
-/// Parses the output of `unittest`.
+impl Tests {
+    /// Checks that no test failed.
+    ///
+    /// # Errors
+    /// Returns an error that names the tests that failed.
+    pub(super) fn none_failed(&self) -> Result<()> {
+        let Self { passed, failed, .. } = self;
+        ensure!(failed.is_empty(), "these tests failed, and {passed} passed: {failed:?}");
+        Ok(())
+    }
+}
+
+/// Parses the output of Python's `unittest`, with `--verbose`.
 ///
 /// # Errors
 /// Returns an error if the summary is missing, or contradicts the lines of the skipped and failed tests.

@@ -1,13 +1,9 @@
 //! Two ways to carry the frames of a stream: SENDs to receives, and WRITEs with immediate data to a ring of the peer. In
 //! both, the bytes are copied to a frame, and from the place where they arrive, as by `rdma-async`.
 
-use std::time::Duration;
-
-use rdma_sys::ibv_wc_status;
-use test_support::rig::Cq;
 use test_support::rig::post::Wr;
 
-use super::{BYTES, Ends, Work};
+use super::{BYTES, Ends, Work, completed, speed};
 
 /// The number of frames that may be in flight.
 const CREDIT: usize = 16;
@@ -31,17 +27,9 @@ impl Frames {
     }
 }
 
-/// Polls up to 16 completions, and returns their number.
-fn completed(cq: &Cq) -> usize {
-    let completions = cq.try_poll::<16>().unwrap();
-    assert!(completions.iter().all(|wc| wc.status == ibv_wc_status::IBV_WC_SUCCESS));
-    completions.len()
-}
-
 impl Ends {
     pub(crate) fn measure_frames(&self) {
         self.get_grant();
-        let speed = |time: Duration| BYTES as f64 / time.as_secs_f64() / 1e9;
         println!("frames of a stream               GB/s   ratio");
         for length in [16 << 10, 32 << 10, 64 << 10] {
             let works = [false, true].map(|to_ring| Work::Frames(Frames { length, to_ring }));

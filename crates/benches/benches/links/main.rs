@@ -28,7 +28,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use rdma_soft::Builder;
-use rdma_sys::{ibv_qp_type, ibv_wc};
+use rdma_sys::{ibv_qp_type, ibv_wc, ibv_wc_status};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 use rustix::net::{
@@ -39,7 +39,7 @@ use rustix::net::{
 use test_support::rig::connect::{Endpoint, Knobs, Side, connect, connect_unreliably};
 use test_support::rig::datagram::gid_of;
 use test_support::rig::post::Wr;
-use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, Size};
+use test_support::rig::{ALL_ACCESS, Cq, LOCAL_WRITE, Mr, Size};
 
 use frames::Frames;
 use latency::Waits;
@@ -555,6 +555,18 @@ impl Ends {
             }
         }
     }
+}
+
+/// Returns the speed of a round in GB/s.
+fn speed(time: Duration) -> f64 {
+    BYTES as f64 / time.as_secs_f64() / 1e9
+}
+
+/// Polls up to 16 completions, and returns their number.
+fn completed(cq: &Cq) -> usize {
+    let completions = cq.try_poll::<16>().unwrap();
+    assert!(completions.iter().all(|wc| wc.status == ibv_wc_status::IBV_WC_SUCCESS));
+    completions.len()
 }
 
 /// Repeats a call until it does not have to wait.

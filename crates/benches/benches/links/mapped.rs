@@ -11,7 +11,7 @@ use test_support::rig::post::Wr;
 use test_support::rig::{ALL_ACCESS, MW_BIND, Mr};
 
 use super::latency::one;
-use super::{BYTES, Ends, LARGEST, Work};
+use super::{BYTES, Ends, LARGEST, Work, speed};
 
 const ROUND_TRIPS: u64 = 100_000;
 const ROUND_WRITES: u64 = 200_000;
@@ -72,7 +72,6 @@ pub(crate) fn memory(side: &Side) -> Mr {
 impl Ends {
     pub(crate) fn measure_mapped(&self) {
         self.get_grant();
-        let speed = |time: Duration| BYTES as f64 / time.as_secs_f64() / 1e9;
         println!("mapped memory                    GB/s   ratio");
         for length in [4 << 10, 64 << 10, 1 << 20] {
             let works = [Mapped::Copies(length), Mapped::Writes(length), Mapped::Reads(length)];

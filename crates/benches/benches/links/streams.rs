@@ -1,15 +1,12 @@
 //! Requests in one direction, beside the bytes of a socket.
 
-use std::time::Duration;
-
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use test_support::rig::post::Wr;
 
-use super::{BYTES, CHUNK, Ends, LARGEST, QUEUE, Work, spin};
+use super::{BYTES, CHUNK, Ends, LARGEST, QUEUE, Work, completed, speed, spin};
 
 impl Ends {
     pub(crate) fn measure_writes(&self) {
-        let speed = |time: Duration| BYTES as f64 / time.as_secs_f64() / 1e9;
         println!("one direction                    GB/s   ratio");
         for length in [CHUNK, LARGEST] {
             if self.datagrams.is_some() {
@@ -24,7 +21,6 @@ impl Ends {
     }
 
     pub(crate) fn measure_sends(&self) {
-        let speed = |time: Duration| BYTES as f64 / time.as_secs_f64() / 1e9;
         println!("one direction                    GB/s");
         for length in [8 << 10, CHUNK, LARGEST] {
             let [own] = self.medians([Work::Sends(length)]).map(speed);
@@ -74,10 +70,7 @@ impl Ends {
                 post(if length == LARGEST { 0 } else { posted % most * length }, length);
                 posted += 1;
             }
-            for wc in self.side.send_cq.try_poll::<16>().unwrap() {
-                assert_eq!(wc.status, rdma_sys::ibv_wc_status::IBV_WC_SUCCESS);
-                done += 1;
-            }
+            done += completed(&self.side.send_cq);
         }
         self.meet();
     }
@@ -94,8 +87,7 @@ impl Ends {
         self.meet();
         let mut received = 0;
         while received < all {
-            for wc in self.side.receive_cq.try_poll::<16>().unwrap() {
-                assert_eq!(wc.status, rdma_sys::ibv_wc_status::IBV_WC_SUCCESS);
+            for _ in 0..completed(&self.side.receive_cq) {
                 received += 1;
                 if received + QUEUE <= all {
                     post(received);
