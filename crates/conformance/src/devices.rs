@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 
 use rdma_soft::{Builder, Link, Peers, Profile, Schedule};
+use test_support::rig::memory::use_files;
 use test_support::rig::{Provider, use_provider};
 
 use crate::device::{Device, Kind};
@@ -18,6 +19,8 @@ enum Way {
     Packets,
     /// Packets through the sockets that connect processes.
     Sockets,
+    /// The way between two processes that map each other's regions.
+    Mapped,
     /// Packets over UDP.
     Network,
     /// Packets over UDP, with a loss of one percent.
@@ -25,11 +28,12 @@ enum Way {
 }
 
 /// The software devices: name, link, schedule, and how messages are transferred.
-const SOFTWARE: [(&str, Link, Schedule, Way); 7] = [
+const SOFTWARE: [(&str, Link, Schedule, Way); 8] = [
     ("soft0", Link::Ethernet, Schedule::Immediate, Way::Direct),
     ("soft0-deferred", Link::Ethernet, Schedule::Deferred { seed: 1 }, Way::Direct),
     ("soft0-wire", Link::Ethernet, Schedule::Immediate, Way::Packets),
     ("soft0-local", Link::Ethernet, Schedule::Immediate, Way::Sockets),
+    ("soft0-mapped", Link::Ethernet, Schedule::Immediate, Way::Mapped),
     ("soft0-udp", Link::Ethernet, Schedule::Immediate, Way::Network),
     ("softib0", Link::InfiniBand, Schedule::Immediate, Way::Direct),
     ("softib0-local", Link::InfiniBand, Schedule::Immediate, Way::Sockets),
@@ -100,6 +104,11 @@ pub(crate) fn is_lossy(name: &str) -> bool {
     MORE.iter().any(|&(own, .., way)| own == name && way == Way::LossyNetwork)
 }
 
+/// Returns true if regions of the software device with this name are mapped.
+pub(crate) fn is_mapped(name: &str) -> bool {
+    SOFTWARE.iter().any(|&(own, .., way)| own == name && way == Way::Mapped)
+}
+
 /// Returns the software device with this name, if a run can include it.
 fn software(name: &str) -> Option<&'static (&'static str, Link, Schedule, Way)> {
     SOFTWARE.iter().chain(&MORE).find(|software| software.0 == name)
@@ -136,9 +145,13 @@ pub(crate) fn prepare(name: &str) -> Device {
             rdma_soft::install();
             if rdma_soft::SoftDevice::find(name).is_none() {
                 let builder = Builder::new(name).link(link).schedule(schedule);
-                let builder = if by_packets { builder.force_wire() } else { builder };
+                let builder = match way {
+                    Way::Direct | Way::Mapped => builder,
+                    _ => builder.force_wire(),
+                };
                 let builder = match way {
                     Way::Sockets => builder.peers(Peers::SameUser),
+                    Way::Mapped => builder.peers(Peers::SameUser).between_processes(),
                     Way::Network => builder.gids([]).listen(own_address()),
                     Way::LossyNetwork => {
                         let seed = u64::from(std::process::id());
@@ -150,10 +163,13 @@ pub(crate) fn prepare(name: &str) -> Device {
             }
             // Packets are retransmitted after a timeout, which a busy machine may exceed.
             use_provider(Provider { verbs: rdma_soft::verbs(), slow: by_packets });
+            if way == Way::Mapped {
+                use_files();
+            }
             match way {
                 Way::Direct => Kind::Software,
                 Way::Packets => Kind::Packets,
-                Way::Sockets => Kind::Sockets,
+                Way::Sockets | Way::Mapped => Kind::Sockets,
                 Way::Network | Way::LossyNetwork => Kind::Network,
             }
         }

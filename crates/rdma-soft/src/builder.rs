@@ -68,6 +68,8 @@ pub struct Builder {
     #[cfg(not(loom))]
     mapped: bool,
     #[cfg(not(loom))]
+    between_processes: bool,
+    #[cfg(not(loom))]
     directory: Option<PathBuf>,
     #[cfg(not(loom))]
     listen: Vec<String>,
@@ -108,6 +110,8 @@ impl Builder {
             #[cfg(not(loom))]
             mapped: flag(MAPPED).ok().flatten().unwrap_or(true),
             #[cfg(not(loom))]
+            between_processes: false,
+            #[cfg(not(loom))]
             directory: None,
             #[cfg(not(loom))]
             listen: Vec::new(),
@@ -120,8 +124,8 @@ impl Builder {
     /// layer, GID table, [`Peers`] and [directory](Self::directory). The device has one identity in all of them, so
     /// each can address any of its queue pairs by GID or LID and QPN.
     ///
-    /// With [`force_wire`](Self::force_wire), packets within one process take the same path as packets between
-    /// processes.
+    /// With [`between_processes`](Self::between_processes) or [`force_wire`](Self::force_wire), requests within one
+    /// process take the same path as requests between processes.
     ///
     /// The identity is derived from the five properties above, the host's boot ID, the network namespace and the user
     /// (except with [`Peers::AnyUser`]). A device of a [`Network`] is not shared. Without this call, the device exists
@@ -158,6 +162,22 @@ impl Builder {
     #[cfg(not(loom))]
     pub fn mapped(mut self, mapped: bool) -> Self {
         self.mapped = mapped;
+        self
+    }
+
+    /// Makes requests between queue pairs of this process take the same path as requests between the processes that
+    /// [share](Self::peers) the device. Regions are then [mapped](Self::mapped), too. So one process can test and
+    /// measure this path. [`force_wire`](Self::force_wire) has the same effect, except that nothing is mapped.
+    ///
+    /// ```
+    /// use rdma_soft::{Builder, Peers};
+    ///
+    /// Builder::new("apart0").peers(Peers::SameUser).between_processes().install()?;
+    /// # Ok::<(), rdma_soft::InstallError>(())
+    /// ```
+    #[cfg(not(loom))]
+    pub fn between_processes(mut self) -> Self {
+        self.between_processes = true;
         self
     }
 
@@ -491,7 +511,7 @@ impl Builder {
             let (host, seed) =
                 LocalHost::new(&device.name, &shape, self.peers, self.directory.as_deref())
                     .map_err(|error| InstallError::NotShared { reason: error.to_string() })?;
-            device.force_link = force_wire;
+            device.force_link = force_wire || self.between_processes;
             device.adapter.maps = self.mapped
                 && self.peers == Peers::SameUser
                 && schedule == Schedule::Immediate
@@ -502,7 +522,7 @@ impl Builder {
         }
         #[cfg(not(loom))]
         if let Some(listening) = &listening {
-            device.force_link = force_wire;
+            device.force_link |= force_wire;
             device.identity.add(listening.addresses());
             device.adapter.mtu = listening.mtu().unwrap_or(device.mtu);
         }

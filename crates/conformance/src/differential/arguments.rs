@@ -79,7 +79,8 @@ impl Arguments {
                 ["deferred", "wire"].map(|how| (name.to_owned(), format!("{name}-{how}")))
             };
             pairs = ["soft0", "softib0"].map(others).concat();
-            pairs.push((SOFTWARE.to_owned(), "soft0-udp".to_owned()));
+            let more = ["soft0-mapped", "soft0-udp"];
+            pairs.extend(more.map(|name| (SOFTWARE.to_owned(), name.to_owned())));
         }
         pairs.into_iter()
     }

@@ -146,6 +146,7 @@ impl EndState {
         let slot = &mut self.slots[usize::from(slot)];
         match self.pd.try_register(slot.memory.start(), length as usize, access) {
             Ok(region) => {
+                slot.memory.share_file(&self.pd, region, access);
                 slot.region = Some(region);
                 0
             }

@@ -1,8 +1,9 @@
 //! Registered memory.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // Like the rig.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rdma_sys::*;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
@@ -22,24 +23,36 @@ pub struct Mr {
 enum Memory {
     Owned(Vec<u8>),
     /// A memory file, which other processes may map.
-    File(Mapping),
+    File(Mapping, OwnedFd),
 }
 
 impl Memory {
     fn start(&self) -> *mut u8 {
         match self {
             Self::Owned(bytes) => ptr::with_exposed_provenance_mut(bytes.as_ptr().addr()),
-            Self::File(mapping) => mapping.start(),
+            Self::File(mapping, _) => mapping.start(),
         }
     }
 
     fn length(&self) -> usize {
         match self {
             Self::Owned(bytes) => bytes.len(),
-            Self::File(mapping) => mapping.length(),
+            Self::File(mapping, _) => mapping.length(),
         }
     }
 }
+
+/// Whether regions that a peer may map get files.
+static FILES: AtomicBool = AtomicBool::new(false);
+
+/// Gives the provider a file with each region that [`Pd::register`] and similar functions register,
+/// whatever its length, if peers could map a longer one.
+pub fn use_files() {
+    FILES.store(true, Ordering::Relaxed);
+}
+
+/// A length from which the provider wants files.
+const LONG: usize = 64 << 10;
 
 unsafe impl Send for Mr {}
 unsafe impl Sync for Mr {}
@@ -49,7 +62,15 @@ impl Pd {
         self.register_filled(vec![0; length], access)
     }
 
-    pub fn register_filled(&self, mut memory: Vec<u8>, access: u32) -> Mr {
+    pub fn register_filled(&self, memory: Vec<u8>, access: u32) -> Mr {
+        match self.gives_file(memory.len(), access) {
+            true => self.register_file(memory.len(), access).filled(&memory),
+            false => self.register_private(memory, access),
+        }
+    }
+
+    /// Registers memory that is copied for a forked child.
+    pub fn register_private(&self, mut memory: Vec<u8>, access: u32) -> Mr {
         let mr = self.try_register(memory.as_mut_ptr(), memory.len(), access).unwrap();
         Mr { mr, memory: Memory::Owned(memory) }
     }
@@ -57,6 +78,10 @@ impl Pd {
     /// Returns true if the provider could use the file of a region with this length and access.
     pub fn wants_file(&self, length: usize, access: u32) -> bool {
         unsafe { verbs().wants_file(self.0, length, access) }
+    }
+
+    fn gives_file(&self, length: usize, access: u32) -> bool {
+        FILES.load(Ordering::Relaxed) && length > 0 && self.wants_file(length.max(LONG), access)
     }
 
     /// Registers the pages of a new memory file, and passes the file to the provider.
@@ -85,11 +110,14 @@ impl Pd {
         let mr = mr.unwrap();
         note_mapped(mr);
         unsafe { verbs().note_file(mr, file.as_raw_fd()) };
-        Mr { mr, memory: Memory::File(mapping) }
+        Mr { mr, memory: Memory::File(mapping, file) }
     }
 
     /// Registers the memory. Requests use the address `iova` for its first byte.
     pub fn register_at(&self, mut memory: Vec<u8>, iova: u64, access: u32) -> Mr {
+        if self.gives_file(memory.len(), access) {
+            return self.register_file_at(memory.len(), Some(iova), access).filled(&memory);
+        }
         let mr = self.try_register_at(&mut memory, iova, access).unwrap();
         Mr { mr, memory: Memory::Owned(memory) }
     }
@@ -170,6 +198,26 @@ impl Mr {
         key_of(self.mr)
     }
 
+    /// Passes the file of this memory to the provider also for another region, if the file has
+    /// exactly its pages, and peers could map a longer region with this access. The caller
+    /// deregisters the region before it drops this memory.
+    pub fn share_file(&self, pd: &Pd, mr: *mut ibv_mr, access: u32) {
+        let pages = |length: usize| length.div_ceil(page_size());
+        let length = fields_of(mr).length;
+        if let Memory::File(_, file) = &self.memory
+            && pages(length) == pages(self.length())
+            && pd.gives_file(length, access)
+        {
+            note_mapped(mr);
+            unsafe { verbs().note_file(mr, file.as_raw_fd()) };
+        }
+    }
+
+    fn filled(self, bytes: &[u8]) -> Self {
+        self.copy_in(0, bytes);
+        self
+    }
+
     /// Informs the provider that the memory stays mapped, which is true because this value owns it.
     pub fn mapped(self) -> Self {
         note_mapped(self.mr);
@@ -179,7 +227,7 @@ impl Mr {
     /// Sends the process a signal at the first access to a page of this file. Same as
     /// [`Mapping::signal_at_access`].
     pub fn signal_at_access(&self, page: usize, signal: i32) {
-        let Memory::File(mapping) = &self.memory else { panic!("a file has pages of its own") };
+        let Memory::File(mapping, _) = &self.memory else { panic!("a file has pages of its own") };
         mapping.signal_at_access(page, signal);
     }
 
@@ -259,7 +307,7 @@ impl Mr {
         deregister(std::mem::replace(&mut self.mr, ptr::null_mut()));
         match &mut self.memory {
             Memory::Owned(memory) => std::mem::take(memory),
-            Memory::File(_) => self.bytes(),
+            Memory::File(..) => self.bytes(),
         }
     }
 }

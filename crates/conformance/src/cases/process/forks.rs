@@ -114,7 +114,7 @@ fn what_peers_write_does_not_reach_a_childs_copy(device: &Device) {
     needs_copies(device);
     let (a, b) = pair(device);
     let from = a.pd.register_filled(vec![3; LENGTH], LOCAL_WRITE);
-    let to = b.pd.register_filled(vec![1; LENGTH], ALL_ACCESS);
+    let to = b.pd.register_private(vec![1; LENGTH], ALL_ACCESS);
     let child = Waiting::fork(|| {
         to.assert_filled(1);
         to.fill(7);

@@ -287,6 +287,7 @@ fn numbers(a: &Side, b: &Side) -> (u32, u32) {
 }
 
 fn sequence_numbers_advance_by_packets(device: &Device) {
+    device.needs_packets();
     let (a, b) = pair(device);
     let source = a.pd.register(3000, ALL_ACCESS);
     let sink = b.pd.register(3000, ALL_ACCESS);
