@@ -64,7 +64,6 @@ fn filter() -> bool {
     // SAFETY: SAFETY.md F15: the handler calls nothing that a signal handler must not call.
     assert_eq!(unsafe { libc::sigaction(libc::SIGSYS, set_up, ptr::null_mut()) }, 0);
 
-    let load = |at| instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, at);
     let give = |what| instruction(libc::BPF_RET | libc::BPF_K, 0, what);
     let clock =
         if has_clock_without_calls() { libc::SYS_exit_group } else { libc::SYS_clock_gettime };
@@ -90,21 +89,27 @@ fn filter() -> bool {
 /// # Panics
 /// Panics if the kernel refuses the filter.
 pub fn refuse_socket_option(level: c_int, option: c_int) {
-    /// The offset of the low half of the call's second argument, the level.
-    const LEVEL: u32 = if cfg!(target_endian = "little") { 24 } else { 28 };
-    /// The offset of the low half of the call's third argument, the option.
-    const OPTION: u32 = LEVEL + 8;
-    let load = |at| instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, at);
     refuse_if(
         libc::SYS_setsockopt,
         libc::ENOPROTOOPT,
         &[
-            load(LEVEL),
+            load(SECOND),
             expect(level.cast_unsigned(), 3),
-            load(OPTION),
+            load(THIRD),
             expect(option.cast_unsigned(), 1),
         ],
     );
+}
+
+/// Makes the kernel behave as if it had no memory left for pages that a program allocates in
+/// advance (`MADV_POPULATE_WRITE`, `man 2 madvise`). This applies to the same threads as
+/// [`refuse_socket_option`].
+///
+/// # Panics
+/// Panics if the kernel refuses the filter.
+pub fn refuse_pages() {
+    let advice = libc::MADV_POPULATE_WRITE.cast_unsigned();
+    refuse_if(libc::SYS_madvise, libc::ENOMEM, &[load(THIRD), expect(advice, 1)]);
 }
 
 /// Makes the kernel behave as if it had no `membarrier(2)`. This applies to the same threads as
@@ -116,18 +121,27 @@ pub fn refuse_membarrier() {
     refuse_if(libc::SYS_membarrier, libc::ENOSYS, &[]);
 }
 
+/// The offset of the low half of a call's second argument in `struct seccomp_data`.
+const SECOND: u32 = if cfg!(target_endian = "little") { 24 } else { 28 };
+/// The offset of the low half of the third argument.
+const THIRD: u32 = SECOND + 8;
+
 /// Makes a call fail with `errno`, unless one of `checks` jumps to the last instruction.
 #[expect(clippy::expect_used, reason = "a failing helper fails its test")]
 fn refuse_if(call: c_long, errno: c_int, checks: &[libc::sock_filter]) {
     /// The offset in `struct seccomp_data` of the call's number.
     const NUMBER: u32 = 0;
-    let load = instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, NUMBER);
     let give = |what| instruction(libc::BPF_RET | libc::BPF_K, 0, what);
     let refusal = give(libc::SECCOMP_RET_ERRNO | errno.cast_unsigned());
     let behind = u8::try_from(checks.len() + 1).expect("a short filter");
-    let begin = [load, expect(number(call), behind)];
+    let begin = [load(NUMBER), expect(number(call), behind)];
     let mut program = [&begin, checks, &[refusal, give(libc::SECCOMP_RET_ALLOW)]].concat();
     assert!(install(&mut program), "the kernel refuses filters of system calls");
+}
+
+/// Loads four bytes of `struct seccomp_data`.
+fn load(at: u32) -> libc::sock_filter {
+    instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, at)
 }
 
 /// If the loaded value differs, jumps over `behind` instructions, to the one that allows the call.

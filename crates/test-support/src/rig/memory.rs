@@ -198,8 +198,8 @@ impl Mr {
         key_of(self.mr)
     }
 
-    /// Passes the file of this memory to the provider also for another region, if the file has
-    /// exactly its pages, and peers could map a longer region with this access. The caller
+    /// Passes the file of this memory to the provider also for another region. Does so only if the
+    /// file has exactly its pages, and peers could map a longer region with this access. The caller
     /// deregisters the region before it drops this memory.
     pub fn share_file(&self, pd: &Pd, mr: *mut ibv_mr, access: u32) {
         let pages = |length: usize| length.div_ceil(page_size());

@@ -46,6 +46,8 @@ fn only_some_regions_of_some_devices_have_files() {
         let device = device.install().unwrap();
         assert!(!wants(device.name(), long, ALL_ACCESS), "{}", device.name());
     }
-    let device = shared("mapped-shared").install().unwrap();
-    assert!(wants(device.name(), long, ALL_ACCESS));
+    for device in [shared("mapped-shared"), shared("mapped-apart").between_processes()] {
+        let device = device.install().unwrap();
+        assert!(wants(device.name(), long, ALL_ACCESS), "{}", device.name());
+    }
 }

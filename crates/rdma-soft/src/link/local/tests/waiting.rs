@@ -1,9 +1,12 @@
 //! Tests data that waits for a process that does not read. The test itself reads the ring, and sets the clock.
 
+use std::thread;
 use std::time::Duration;
 
 use rdma_proto::{Datagrams, Destination, MessageEnd};
 use rdma_types::{Mtu, Psn, Qpn};
+
+use test_support::system_calls::refuse_pages;
 
 use super::*;
 use crate::engine::completion::work_completion::Source;
@@ -11,6 +14,8 @@ use crate::engine::wire::letter::Datagram;
 
 /// The length of each datagram.
 const LENGTH: usize = 1024;
+/// The time after which the device tries again to allocate pages.
+const LATER: Duration = Duration::from_millis(1);
 /// The size of a datagram in a message.
 const SIZE: usize = head::HEAD + LENGTH;
 
@@ -275,4 +280,30 @@ fn a_process_is_not_silent_for_datagrams_alone() {
     scene.device.fabric.run_queue.run();
     scene.advance(Duration::from_secs(3600));
     assert_eq!((scene.device.tally.counters().silent, scene.neighbor.is_silent()), (0, false));
+}
+
+/// Each message is lost or comes too early if a turn that finds no memory does not put it back.
+#[test]
+fn messages_wait_until_there_is_memory_for_the_ring() {
+    static WORLD: World = World::new();
+    let scene = Scene::new(&WORLD);
+    if !grows(&ring().2) {
+        return println!("skipped: {WHOLE}");
+    }
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            refuse_pages();
+            scene.send_on_connection();
+            scene.send_much_on_connection();
+            scene.send_on_connection();
+            assert_eq!(scene.read(), Some(head::HEAD), "the first message has pages");
+            for _ in 0..3 {
+                assert_eq!(scene.read(), None);
+                scene.advance(LATER);
+            }
+        });
+    });
+    scene.advance(LATER);
+    assert_eq!(scene.read(), Some(2 * head::HEAD + (60 << 10)));
+    assert_eq!(scene.read(), None);
 }
