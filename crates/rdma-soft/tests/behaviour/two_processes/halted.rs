@@ -17,6 +17,8 @@ use crate::two_processes::peer::LENGTH;
 
 const WRITE: u32 = Opcode::IBV_WR_RDMA_WRITE.0;
 const READ: u32 = Opcode::IBV_WR_RDMA_READ.0;
+const WRITE_WITH_IMM: u32 = Opcode::IBV_WR_RDMA_WRITE_WITH_IMM.0;
+const FETCH_AND_ADD: u32 = Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD.0;
 
 /// Executes the command `copy OPCODE ADDRESS KEY PAGE SIGNAL` of the second process. It gets a grant for that memory, and
 /// the signal when the request has reached that page of its own memory. Returns the status of the request, and that of
@@ -27,8 +29,12 @@ pub(crate) fn copy(device: &str, side: &Side, words: &[&str]) -> String {
     // A file, so that the device copies by its own instructions.
     let memory = side.pd.register_file(LENGTH, ALL_ACCESS);
     let request = |opcode, length| {
-        let wr = Wr::new(1, opcode, &[memory.sge(0, length)]).remote(address, key as u32);
-        side.qp.post(&wr);
+        let is_atomic = opcode == Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD;
+        let wr = Wr::new(1, opcode, &[memory.sge(0, if is_atomic { 8 } else { length })]);
+        side.qp.post(&match is_atomic {
+            true => wr.atomic_at(address, key as u32, 1, 0),
+            false => wr.remote(address, key as u32),
+        });
         side.send_cq.next().status
     };
     let mapped = || SoftDevice::find(device).unwrap().counters().mapped_requests;
@@ -56,36 +62,38 @@ fn deregister_during(name: &str, opcode: u32, page: usize, signal: c_int) -> Pai
     pair
 }
 
-/// The first page, one in the middle, and the last one of the memory. With long pages, there are only two.
-fn pages() -> Vec<usize> {
+/// Returns each kind of request with the pages at which the process halts: the first one, one in the middle, and the last
+/// one. With long pages, there are only two. The result of an atomic operation is in the first page.
+fn requests() -> Vec<(u32, usize)> {
     let mut pages = vec![0, LENGTH / page_size() / 2, (LENGTH - 1) / page_size()];
     pages.dedup();
-    pages
+    let of = |opcode| pages.iter().map(move |&page| (opcode, page));
+    [WRITE, READ, WRITE_WITH_IMM].into_iter().flat_map(of).chain([(FETCH_AND_ADD, 0)]).collect()
 }
 
-/// The copy ends after the region has been deregistered, in memory that belongs to nothing. The next request is refused.
+/// The copy ends after the region has been deregistered, in memory that belongs to nothing. The next request is refused,
+/// or already the last packet of a WRITE with immediate data.
 #[test]
 fn a_process_that_stops_inside_a_copy_keeps_no_region_registered() {
-    for opcode in [WRITE, READ] {
-        for page in pages() {
-            let name = format!("stopped-{opcode}-{page}");
-            let mut pair = deregister_during(&name, opcode, page, libc::SIGSTOP);
-            pair.near.peer.go_on();
-            let statuses = [Status::IBV_WC_SUCCESS, Status::IBV_WC_REM_ACCESS_ERR];
-            assert_eq!(pair.near.peer.finish(), statuses.map(|status| u128::from(status.0)));
-            pair.near.peer.end();
-        }
+    for (opcode, page) in requests() {
+        let name = format!("stopped-{opcode}-{page}");
+        let mut pair = deregister_during(&name, opcode, page, libc::SIGSTOP);
+        pair.near.peer.go_on();
+        let statuses = match opcode {
+            WRITE_WITH_IMM => [Status::IBV_WC_REM_ACCESS_ERR, Status::IBV_WC_WR_FLUSH_ERR],
+            _ => [Status::IBV_WC_SUCCESS, Status::IBV_WC_REM_ACCESS_ERR],
+        };
+        assert_eq!(pair.near.peer.finish(), statuses.map(|status| u128::from(status.0)));
+        pair.near.peer.end();
     }
 }
 
 #[test]
 fn a_process_that_dies_inside_a_copy_keeps_no_region_registered() {
-    for opcode in [WRITE, READ] {
-        for page in pages() {
-            let name = format!("killed-{opcode}-{page}");
-            let pair = deregister_during(&name, opcode, page, libc::SIGKILL);
-            pair.near.side.qp.post(&pair.near.send(8));
-            pair.near.expect_end();
-        }
+    for (opcode, page) in requests() {
+        let name = format!("killed-{opcode}-{page}");
+        let pair = deregister_during(&name, opcode, page, libc::SIGKILL);
+        pair.near.side.qp.post(&pair.near.send(8));
+        pair.near.expect_end();
     }
 }
