@@ -178,3 +178,36 @@ impl Drop for Area {
 pub(super) fn file_size(length: u64) -> Option<usize> {
     usize::try_from(length).ok()?.checked_next_multiple_of(rustix::param::page_size())
 }
+
+#[cfg(all(test, not(loom)))]
+#[allow(clippy::unwrap_used)] // A failing helper fails its test.
+mod tests {
+    use std::os::fd::AsFd as _;
+
+    use rustix::process::{Rlimit, setrlimit};
+    use test_support::program::in_own_process;
+
+    use super::*;
+    use crate::link::local::mapped::memory_file;
+
+    /// The limit on open files is usually the lower one.
+    #[test]
+    fn a_process_has_areas_for_a_quarter_of_its_limit() {
+        let test =
+            "link::local::mapped::area::tests::a_process_has_areas_for_a_quarter_of_its_limit";
+        in_own_process(test, || {
+            let page = rustix::param::page_size();
+            let file = memory_file::create("areas", page as u64).unwrap();
+            memory_file::allocate(&file, page as u64).unwrap();
+            let limit = Rlimit { current: Some(16), ..getrlimit(Resource::Nofile) };
+            setrlimit(Resource::Nofile, limit).unwrap();
+            let map = || Area::map(file.as_fd(), page, true);
+            let mut areas: Vec<_> = (0..4).map(|_| map().unwrap()).collect();
+            assert_eq!(map().err(), Some(Errno::NOMEM));
+            // Each area that is dropped makes room for another.
+            drop(areas.pop());
+            areas.push(map().unwrap());
+            assert_eq!(map().err(), Some(Errno::NOMEM));
+        });
+    }
+}
