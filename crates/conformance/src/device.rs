@@ -13,7 +13,6 @@ use test_support::rig::datagram;
 use test_support::rig::extended::limit_operations;
 use test_support::rig::{Context, Size, limit_inline, usual_inline};
 
-use crate::devices;
 use crate::outcome::Outcome;
 
 const OF_RXE: &str = include_str!("../../../docs/rxe-differences.md");
@@ -23,7 +22,6 @@ const OF_PACKETS: &str = include_str!("../../../docs/wire-differences.md");
 const LACKED: &[&str] = &[
     "InfiniBand headers have only one form",
     "an address of the host belongs to one process",
-    "requests on mapped memory take no sequence numbers",
     "the device does not resize shared receive queues",
     "the device does not speak iWARP",
     "the device has multicast groups",
@@ -135,12 +133,6 @@ impl Device {
     /// Returns true if the device's packets go over UDP.
     pub(crate) fn has_network(&self) -> bool {
         self.kind == Kind::Network
-    }
-
-    /// Skips the case if requests may be executed without packets, on mapped memory.
-    pub(crate) fn needs_packets(&self) {
-        let is_mapped = devices::is_mapped(&self.name);
-        self.needs(!is_mapped, "requests on mapped memory take no sequence numbers");
     }
 
     /// Skips the case unless the device has the feature.

@@ -19,7 +19,7 @@ enum Way {
     Packets,
     /// Packets through the sockets that connect processes.
     Sockets,
-    /// The way between two processes that map each other's regions.
+    /// The link between processes, with mapped regions.
     Mapped,
     /// Packets over UDP.
     Network,
@@ -104,11 +104,6 @@ pub(crate) fn is_lossy(name: &str) -> bool {
     MORE.iter().any(|&(own, .., way)| own == name && way == Way::LossyNetwork)
 }
 
-/// Returns true if regions of the software device with this name are mapped.
-pub(crate) fn is_mapped(name: &str) -> bool {
-    SOFTWARE.iter().any(|&(own, .., way)| own == name && way == Way::Mapped)
-}
-
 /// Returns the software device with this name, if a run can include it.
 fn software(name: &str) -> Option<&'static (&'static str, Link, Schedule, Way)> {
     SOFTWARE.iter().chain(&MORE).find(|software| software.0 == name)
@@ -151,7 +146,7 @@ pub(crate) fn prepare(name: &str) -> Device {
                 };
                 let builder = match way {
                     Way::Sockets => builder.peers(Peers::SameUser),
-                    Way::Mapped => builder.peers(Peers::SameUser).between_processes(),
+                    Way::Mapped => builder.peers(Peers::SameUser).mapped(true).between_processes(),
                     Way::Network => builder.gids([]).listen(own_address()),
                     Way::LossyNetwork => {
                         let seed = u64::from(std::process::id());

@@ -125,7 +125,7 @@ impl Builder {
     /// each can address any of its queue pairs by GID or LID and QPN.
     ///
     /// With [`between_processes`](Self::between_processes) or [`force_wire`](Self::force_wire), requests within one
-    /// process take the same path as requests between processes.
+    /// process use the same link as requests between processes.
     ///
     /// The identity is derived from the five properties above, the host's boot ID, the network namespace and the user
     /// (except with [`Peers::AnyUser`]). A device of a [`Network`] is not shared. Without this call, the device exists
@@ -165,9 +165,12 @@ impl Builder {
         self
     }
 
-    /// Makes requests between queue pairs of this process take the same path as requests between the processes that
-    /// [share](Self::peers) the device. Regions are then [mapped](Self::mapped), too. So one process can test and
-    /// measure this path. [`force_wire`](Self::force_wire) has the same effect, except that nothing is mapped.
+    /// Makes requests between queue pairs of this device in this process use the link between processes, for tests and
+    /// measurements. Regions are [mapped](Self::mapped) as between processes. With [`force_wire`](Self::force_wire),
+    /// these requests also use that link, but nothing is mapped.
+    ///
+    /// Has no effect unless the device is [shared](Self::peers), nor on addresses that only this process has. Like
+    /// another process, this one gets no grants any longer after a copy has delayed a deregistration by 10 ms.
     ///
     /// ```
     /// use rdma_soft::{Builder, Peers};
@@ -522,7 +525,7 @@ impl Builder {
         }
         #[cfg(not(loom))]
         if let Some(listening) = &listening {
-            device.force_link |= force_wire;
+            device.force_network = force_wire;
             device.identity.add(listening.addresses());
             device.adapter.mtu = listening.mtu().unwrap_or(device.mtu);
         }

@@ -63,9 +63,10 @@ pub(crate) struct Device {
     pub(crate) address_handles: Quota,
     queue_pairs: Mutex<QueuePairTable>,
     pub(crate) groups: Groups<QueuePair>,
-    /// Whether packets within this process also use the link between processes, or the networks that lead to other
-    /// hosts.
+    /// Whether packets within this process also use the link between processes.
     pub(crate) force_link: bool,
+    /// Whether packets within this process also use the networks that lead to other hosts.
+    pub(crate) force_network: bool,
     /// The networks that lead to other hosts, one for each address at which the device listens.
     networks: OnceLock<Vec<Arc<dyn Network>>>,
     /// The processes of the host that share the device, if it is shared.
@@ -170,6 +171,7 @@ impl Device {
             host: None,
             networks: OnceLock::new(),
             force_link: false,
+            force_network: false,
             force_wire: false,
             unusable: None,
             inboxes: Inboxes::new(),
@@ -452,8 +454,8 @@ impl Device {
     /// the remote address. If everything must use the networks, they also do if the remote address leads to one.
     fn network_towards(&self, path: &Path, there: Option<&Self>) -> Option<&dyn Network> {
         let network = self.network_of(&path.local)?;
-        let outside =
-            there.is_none_or(|there| self.force_link && there.network_of(&path.remote).is_some());
+        let outside = there
+            .is_none_or(|there| self.force_network && there.network_of(&path.remote).is_some());
         outside.then_some(network)
     }
 

@@ -139,7 +139,7 @@ fn refuse_if(call: c_long, errno: c_int, checks: &[libc::sock_filter]) {
     assert!(install(&mut program), "the kernel refuses filters of system calls");
 }
 
-/// Loads four bytes of `struct seccomp_data`.
+/// Returns the instruction that loads four bytes at this offset of `struct seccomp_data`.
 fn load(at: u32) -> libc::sock_filter {
     instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, at)
 }

@@ -562,6 +562,9 @@ pub(super) const LOADED: &[Step] = &[
     tests("cargo test --workspace --no-fail-fast --test conformance -- soft0-local::")
         .with(BUSY)
         .under_load(3),
+    tests("cargo test --workspace --no-fail-fast --test conformance -- soft0-mapped::")
+        .with(BUSY)
+        .under_load(3),
     tests("cargo test --workspace --no-fail-fast --test conformance -- soft0-udp::")
         .with(BUSY)
         .under_load(3),

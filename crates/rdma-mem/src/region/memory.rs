@@ -177,7 +177,7 @@ impl RegionMemory {
         debug_assert_eq!(self.length, private.length);
         let length = self.length.min(private.length);
         // SAFETY: SAFETY.md F16, F31: the pages are mapped until `self` is dropped. No reference to
-        // them exists, and they are lent to no code of this process.
+        // them exists, and no code of this process accesses them after the deregistration.
         unsafe { copy_out(self.base.as_ptr(), &mut private[..length]) };
         private
     }

@@ -26,7 +26,8 @@ macro_rules! counters {
         ///
         /// Messages to other processes ([`Builder::peers`](crate::Builder::peers)) and to other hosts
         /// ([`Builder::listen`](crate::Builder::listen)) are sent as packets. So are messages of devices with
-        /// [`Builder::force_wire`](crate::Builder::force_wire). All other messages are copied directly. A counter whose
+        /// [`Builder::force_wire`](crate::Builder::force_wire) or
+        /// [`Builder::between_processes`](crate::Builder::between_processes). All other messages are copied directly. A counter whose
         /// unit is "requests or packets" counts packets for messages sent as packets, and requests for messages copied
         /// directly.
         ///

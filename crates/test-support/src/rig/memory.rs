@@ -22,7 +22,8 @@ pub struct Mr {
 /// The memory of a registration.
 enum Memory {
     Owned(Vec<u8>),
-    /// A memory file, which other processes may map.
+    /// A memory file, which other processes may map, and its descriptor. The provider may have
+    /// another one.
     File(Mapping, OwnedFd),
 }
 
@@ -42,16 +43,16 @@ impl Memory {
     }
 }
 
-/// Whether regions that a peer may map get files.
+/// Whether [`use_files`] was called.
 static FILES: AtomicBool = AtomicBool::new(false);
 
-/// Gives the provider a file with each region that [`Pd::register`] and similar functions register,
-/// whatever its length, if peers could map a longer one.
+/// From now on, [`Pd::register`] and similar functions put each region that peers could map into a
+/// file, even a short one.
 pub fn use_files() {
     FILES.store(true, Ordering::Relaxed);
 }
 
-/// A length from which the provider wants files.
+/// The length of the shortest region that the provider wants in a file.
 const LONG: usize = 64 << 10;
 
 unsafe impl Send for Mr {}
@@ -69,7 +70,7 @@ impl Pd {
         }
     }
 
-    /// Registers memory that is copied for a forked child.
+    /// Registers memory that has no file. A forked child gets a copy of it.
     pub fn register_private(&self, mut memory: Vec<u8>, access: u32) -> Mr {
         let mr = self.try_register(memory.as_mut_ptr(), memory.len(), access).unwrap();
         Mr { mr, memory: Memory::Owned(memory) }
@@ -198,9 +199,12 @@ impl Mr {
         key_of(self.mr)
     }
 
-    /// Passes the file of this memory to the provider also for another region. Does so only if the
-    /// file has exactly its pages, and peers could map a longer region with this access. The caller
-    /// deregisters the region before it drops this memory.
+    /// Passes the file of this memory to the provider for a second region of these pages. Does
+    /// nothing unless the file has exactly its pages, and peers could map a longer region with this
+    /// access. The caller deregisters the region before it drops this memory.
+    ///
+    /// [`Verbs::note_file`] demands a file for each region. Here, only this process maps the file.
+    /// It copies nothing after a deregistration has returned.
     pub fn share_file(&self, pd: &Pd, mr: *mut ibv_mr, access: u32) {
         let pages = |length: usize| length.div_ceil(page_size());
         let length = fields_of(mr).length;

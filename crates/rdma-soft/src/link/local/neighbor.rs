@@ -45,7 +45,7 @@ const RETRY: Duration = Duration::from_millis(100);
 
 /// The delay before a question is sent again after it failed for lack of memory. Also the delay before another attempt
 /// to receive a file.
-const AGAIN: Duration = Duration::from_millis(1);
+pub(super) const AGAIN: Duration = Duration::from_millis(1);
 
 /// A slot of another process.
 #[derive(Debug)]

@@ -426,17 +426,17 @@ fn the_memory_of_a_ring_cannot_become_smaller() {
     }
 }
 
-/// Returns the number of bytes in the pages of a file.
-fn memory(file: &OwnedFd) -> u64 {
+/// Returns the number of bytes that are allocated for a file.
+fn allocated(file: &OwnedFd) -> u64 {
     u64::try_from(fstat(file).unwrap().st_blocks).unwrap() * 512
 }
 
-/// Returns false if all pages of this new ring were allocated at once.
+/// Returns true if the pages of this new ring are allocated as it is used.
 fn grows(file: &OwnedFd) -> bool {
-    !test_support::program::is_emulated() && memory(file) < RING + u64::from(CAPACITY)
+    !test_support::program::is_emulated() && allocated(file) < RING + u64::from(CAPACITY)
 }
 
-/// The reason why a ring may not grow.
+/// The reason for skipping a test of a ring that grows.
 const WHOLE: &str = "Linux before 5.14 and emulators allocate all pages at once";
 
 /// Pages of the ring are allocated only when the sender's position gets there.
@@ -446,7 +446,7 @@ fn a_ring_that_is_little_used_needs_little_memory() {
     if !grows(&file) {
         return println!("skipped: {WHOLE}");
     }
-    let (memory, all) = (|| memory(&file), RING + u64::from(CAPACITY));
+    let (memory, all) = (|| allocated(&file), RING + u64::from(CAPACITY));
     assert_eq!(memory(), RING + (16 << 10));
     let message = vec![7; 4096 - 16];
     let mut last = memory();

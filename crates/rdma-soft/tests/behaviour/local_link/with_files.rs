@@ -1,9 +1,11 @@
 //! The regions whose memory is in a file, so that other processes can map it.
 
 use rdma_soft::{Builder, Network, Peers, Schedule};
-use test_support::rig::connect::Side;
+use test_support::rig::connect::{Side, pair};
+use test_support::rig::post::Wr;
 use test_support::rig::{
     ALL_ACCESS, LOCAL_WRITE, MW_BIND, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, Size, ZERO_BASED,
+    until,
 };
 
 #[test]
@@ -50,4 +52,21 @@ fn only_some_regions_of_some_devices_have_files() {
         let device = device.install().unwrap();
         assert!(wants(device.name(), long, ALL_ACCESS), "{}", device.name());
     }
+}
+
+/// The conformance suite relies on this.
+#[test]
+fn a_process_maps_its_own_regions_between_its_queue_pairs() {
+    let name = "mapped-own";
+    let device = Builder::new(name).peers(Peers::SameUser).mapped(true).between_processes();
+    let device = device.install().unwrap();
+    let (a, b) = pair(name);
+    let from = a.pd.register_filled(vec![7; 64], LOCAL_WRITE);
+    let to = b.pd.register_file(64, ALL_ACCESS);
+    until("a request without packets", || {
+        a.qp.post(&Wr::write(1, &[from.sge(0, 64)], &to, 0));
+        a.send_cq.expect_success(1);
+        device.counters().mapped_requests > 0
+    });
+    to.assert_filled(7);
 }

@@ -21,8 +21,8 @@ const WRITE_WITH_IMM: u32 = Opcode::IBV_WR_RDMA_WRITE_WITH_IMM.0;
 const FETCH_AND_ADD: u32 = Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD.0;
 
 /// Executes the command `copy OPCODE ADDRESS KEY PAGE SIGNAL` of the second process. It gets a grant for that memory, and
-/// the signal when the request has reached that page of its own memory. Returns the status of the request, and that of
-/// another WRITE.
+/// the signal when the request has reached that page of its own memory. Returns the status of the request, that of another
+/// WRITE, and the number of requests that it then executed without packets.
 pub(crate) fn copy(device: &str, side: &Side, words: &[&str]) -> String {
     let number = |n: usize| words[n].parse::<u64>().unwrap();
     let [opcode, address, key, page, signal] = [0, 1, 2, 3, 4].map(number);
@@ -43,8 +43,10 @@ pub(crate) fn copy(device: &str, side: &Side, words: &[&str]) -> String {
         mapped() > 0
     });
     memory.signal_at_access(page as usize, signal as c_int);
-    let statuses = [request(Opcode(opcode as u32), LENGTH), request(Opcode::IBV_WR_RDMA_WRITE, 8)];
-    statuses.map(|status| status.0.to_string()).join(" ")
+    let before = mapped();
+    let [first, next] =
+        [request(Opcode(opcode as u32), LENGTH), request(Opcode::IBV_WR_RDMA_WRITE, 8)];
+    format!("{} {} {}", first.0, next.0, mapped() - before)
 }
 
 /// Connects to a process that then halts when its request has reached that page. Deregisters the memory of the request.
@@ -62,8 +64,8 @@ fn deregister_during(name: &str, opcode: u32, page: usize, signal: c_int) -> Pai
     pair
 }
 
-/// Returns each kind of request with the pages at which the process halts: the first one, one in the middle, and the last
-/// one. With long pages, there are only two. The result of an atomic operation is in the first page.
+/// Returns each kind of request with each page at which the process halts: the first, a middle one and the last. If pages
+/// are long, there are only two. An atomic stores its result in the first page.
 fn requests() -> Vec<(u32, usize)> {
     let mut pages = vec![0, LENGTH / page_size() / 2, (LENGTH - 1) / page_size()];
     pages.dedup();
@@ -71,8 +73,8 @@ fn requests() -> Vec<(u32, usize)> {
     [WRITE, READ, WRITE_WITH_IMM].into_iter().flat_map(of).chain([(FETCH_AND_ADD, 0)]).collect()
 }
 
-/// The copy ends after the region has been deregistered, in memory that belongs to nothing. The next request is refused,
-/// or already the last packet of a WRITE with immediate data.
+/// The copy ends after the region was deregistered, in memory that belongs to nothing. The next request is refused. A
+/// WRITE with immediate data is refused itself, at its last packet.
 #[test]
 fn a_process_that_stops_inside_a_copy_keeps_no_region_registered() {
     for (opcode, page) in requests() {
@@ -83,7 +85,8 @@ fn a_process_that_stops_inside_a_copy_keeps_no_region_registered() {
             WRITE_WITH_IMM => [Status::IBV_WC_REM_ACCESS_ERR, Status::IBV_WC_WR_FLUSH_ERR],
             _ => [Status::IBV_WC_SUCCESS, Status::IBV_WC_REM_ACCESS_ERR],
         };
-        assert_eq!(pair.near.peer.finish(), statuses.map(|status| u128::from(status.0)));
+        let [first, next] = statuses.map(|status| u128::from(status.0));
+        assert_eq!(pair.near.peer.finish(), [first, next, 1], "{name}");
         pair.near.peer.end();
     }
 }

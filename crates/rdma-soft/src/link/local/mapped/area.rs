@@ -190,7 +190,7 @@ mod tests {
     use super::*;
     use crate::link::local::mapped::memory_file;
 
-    /// The limit on open files is usually the lower one.
+    /// The limit on open files is usually lower than that on mappings, so the test lowers it further.
     #[test]
     fn a_process_has_areas_for_a_quarter_of_its_limit() {
         let test =

@@ -8,14 +8,13 @@ use rdma_types::{Mtu, Psn, Qpn};
 
 use test_support::system_calls::refuse_pages;
 
+use super::super::neighbor::AGAIN;
 use super::*;
 use crate::engine::completion::work_completion::Source;
 use crate::engine::wire::letter::Datagram;
 
 /// The length of each datagram.
 const LENGTH: usize = 1024;
-/// The time after which the device tries again to allocate pages.
-const LATER: Duration = Duration::from_millis(1);
 /// The size of a datagram in a message.
 const SIZE: usize = head::HEAD + LENGTH;
 
@@ -282,7 +281,8 @@ fn a_process_is_not_silent_for_datagrams_alone() {
     assert_eq!((scene.device.tally.counters().silent, scene.neighbor.is_silent()), (0, false));
 }
 
-/// Each message is lost or comes too early if a turn that finds no memory does not put it back.
+/// A turn that finds no memory for a message must keep the message. Otherwise, messages would be lost or arrive too
+/// early.
 #[test]
 fn messages_wait_until_there_is_memory_for_the_ring() {
     static WORLD: World = World::new();
@@ -299,11 +299,11 @@ fn messages_wait_until_there_is_memory_for_the_ring() {
             assert_eq!(scene.read(), Some(head::HEAD), "the first message has pages");
             for _ in 0..3 {
                 assert_eq!(scene.read(), None);
-                scene.advance(LATER);
+                scene.advance(AGAIN);
             }
         });
     });
-    scene.advance(LATER);
+    scene.advance(AGAIN);
     assert_eq!(scene.read(), Some(2 * head::HEAD + (60 << 10)));
     assert_eq!(scene.read(), None);
 }
