@@ -109,8 +109,7 @@ impl Pd {
             None => self.try_register(start, length, access),
         };
         let mr = mr.unwrap();
-        note_mapped(mr);
-        unsafe { verbs().note_file(mr, file.as_raw_fd()) };
+        note_file(mr, &file);
         Mr { mr, memory: Memory::File(mapping, file) }
     }
 
@@ -184,6 +183,12 @@ pub fn note_mapped(mr: *mut ibv_mr) {
     unsafe { verbs().note_mapped(mr) };
 }
 
+/// Informs the provider that the region's memory is in this file and stays mapped.
+fn note_file(mr: *mut ibv_mr, file: &OwnedFd) {
+    note_mapped(mr);
+    unsafe { verbs().note_file(mr, file.as_raw_fd()) };
+}
+
 pub fn deregister(mr: *mut ibv_mr) {
     assert_eq!(try_deregister(mr), 0);
 }
@@ -212,8 +217,7 @@ impl Mr {
             && pages(length) == pages(self.length())
             && pd.gives_file(length, access)
         {
-            note_mapped(mr);
-            unsafe { verbs().note_file(mr, file.as_raw_fd()) };
+            note_file(mr, file);
         }
     }
 

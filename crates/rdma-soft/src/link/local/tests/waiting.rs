@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use rdma_proto::{Datagrams, Destination, MessageEnd};
 use rdma_types::{Mtu, Psn, Qpn};
-
 use test_support::system_calls::refuse_pages;
 
 use super::super::neighbor::AGAIN;
