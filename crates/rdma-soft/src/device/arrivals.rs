@@ -213,6 +213,13 @@ pub(crate) fn receive_single(
     responder.receive_single(&own, single, data, words)
 }
 
+/// Returns true if another thread uses the receiver of a packet, for example to post a request.
+#[cfg(not(loom))]
+pub(crate) fn is_in_use(device: &'static Device, number: Qpn) -> bool {
+    let Some(own) = device.queue_pair(number.get()) else { return false };
+    own.send.lock_if(|| false).is_none() || own.responder.lock_if(|| false).is_none()
+}
+
 /// Makes all queue pairs of a subnet acknowledge the packets that they have executed.
 pub(crate) fn answer_all(subnet: &'static Subnet) {
     for own in subnet.devices().flat_map(Device::all_queue_pairs) {

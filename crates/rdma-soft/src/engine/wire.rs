@@ -14,6 +14,7 @@ use crate::engine::adapter::Adapter;
 use crate::engine::adapter::notices::{Endpoints, Reason};
 use crate::engine::station::Station;
 use crate::engine::wire::grant::Grant;
+use crate::engine::wire::in_ring::InRing;
 use crate::engine::wire::letter::Letter;
 use crate::engine::wire::single::Single;
 use crate::engine::wire::word::WordKey;
@@ -24,6 +25,10 @@ use crate::memory::copy::Segment;
 /// The number of packets after which a queue pair's or a device's turn ends. A run of packets that has begun is never
 /// cut short, so a turn can exceed this.
 pub(crate) const TURN: u32 = 16;
+
+/// Creates a letter whose payload is in a buffer, or in the memory for which the buffer stands. Returns the buffer if there
+/// is nothing to send.
+pub(crate) type Fill<'a> = dyn FnMut(Box<[u8]>, Option<InRing>) -> Result<Letter, Box<[u8]>> + 'a;
 
 /// Carries packets out of this process, to another process on this host or to other hosts.
 pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
@@ -64,6 +69,14 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
 
     /// Returns true if the carrier supports [void refusals](Letter::void).
     fn carries_void(&self) -> bool;
+
+    /// Sends a burst whose payload `fill` writes directly to the memory from which the far end reads it, if nothing waits
+    /// and there is space. Otherwise returns false without a call of `fill`. `fill` gets a buffer that stands for that
+    /// memory, and returns it if there is nothing to send.
+    fn send_in_place(&self, fill: &mut Fill<'_>) -> bool {
+        let _ = fill;
+        false
+    }
 
     /// Sends a letter whose payload is in a buffer of this carrier.
     fn send(self: Arc<Self>, letter: Letter);
@@ -350,7 +363,7 @@ pub(crate) fn transmit(
     own: &Station,
     (route, word): (&Route, Option<WordKey>),
     mtu: Mtu,
-    mut next: impl FnMut(&mut [u8]) -> Option<Outgoing>,
+    mut next: impl FnMut(&mut [u8], Option<InRing>) -> Option<Outgoing>,
 ) -> bool {
     let mut left = TURN;
     // No run of packets is longer than a turn, and none is cut off at the end of a turn, because each run costs a
@@ -369,7 +382,9 @@ pub(crate) fn transmit(
         let mut nowhere = [0; 4096];
         while left > 0 {
             let room = room(&nowhere);
-            let Some(Outgoing { burst, .. }) = next(&mut nowhere[..room]) else { return false };
+            let Some(Outgoing { burst, .. }) = next(&mut nowhere[..room], None) else {
+                return false;
+            };
             left = left.saturating_sub(burst.segments.into());
             lost(Reason::NoRoute, &burst);
             if let Some(tap) = tap {
@@ -378,27 +393,36 @@ pub(crate) fn transmit(
         }
         return true;
     }
+    // Faults and captures need the payload in a buffer.
+    let in_place = outlet.carrier().filter(|_| up && tap.is_none() && own.faults.is_none());
     while left > 0 {
-        let Some(mut buffer) = outlet.buffer(own.driven()) else {
-            return false;
+        let mut more = false;
+        let mut fill = |mut buffer: Box<[u8]>, in_ring: Option<InRing>| {
+            let most = in_ring.map_or(buffer.len(), |in_ring| in_ring.size());
+            let room = room(&buffer[..most]);
+            let Some(outgoing) = next(&mut buffer[..room], in_ring) else { return Err(buffer) };
+            left = left.saturating_sub(outgoing.burst.segments.into());
+            more = outgoing.more;
+            let mut letter = Letter::new(route.path, outgoing.burst, None, buffer).with_word(word);
+            letter.placed = outgoing.placed;
+            Ok(letter)
         };
-        let room = room(&buffer);
-        let Some(Outgoing { burst, placed, more }) = next(&mut buffer[..room]) else {
-            outlet.give_back(buffer);
-            return false;
-        };
-        left = left.saturating_sub(burst.segments.into());
-        if let Some(tap) = tap {
-            tap.sent(&route.path, &burst, None, &buffer);
-        }
-        if up {
-            let mut letter = Letter::new(route.path, burst, None, buffer).with_word(word);
-            letter.placed = placed;
-            letter.is_alone = !more;
-            send(own, outlet, letter);
-        } else {
-            lost(Reason::PortDown, &burst);
-            outlet.give_back(buffer);
+        if !in_place.is_some_and(|carrier| carrier.send_in_place(&mut fill)) {
+            let Some(buffer) = outlet.buffer(own.driven()) else { return false };
+            match fill(buffer, None) {
+                Ok(letter) => {
+                    if let Some(tap) = tap {
+                        tap.sent(&route.path, &letter.burst, None, letter.payload());
+                    }
+                    if up {
+                        send(own, outlet, letter);
+                    } else {
+                        lost(Reason::PortDown, &letter.burst);
+                        outlet.give_back(letter.into_buffer());
+                    }
+                }
+                Err(buffer) => outlet.give_back(buffer),
+            }
         }
         if !more {
             return false;
@@ -479,6 +503,7 @@ pub(crate) fn drop_burst(
 pub(crate) mod faults;
 #[cfg_attr(loom, allow(dead_code))] // models have no grants
 pub(crate) mod grant;
+pub(crate) mod in_ring;
 pub(crate) mod letter;
 pub(crate) mod route_header;
 pub(super) mod run;

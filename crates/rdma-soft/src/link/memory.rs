@@ -134,6 +134,23 @@ impl<D: Receives> Inbox<D> {
         Some(work())
     }
 
+    /// Executes a letter that arrives now from another process. Returns false, and does not execute it, under the same
+    /// conditions as [`execute_at_once`](Self::execute_at_once). The letter has a buffer of this inbox.
+    #[cfg(not(loom))]
+    pub(crate) fn arrive_at_once(&self, letter: &mut Letter) -> bool {
+        let executed = self.execute_at_once(|| {
+            {
+                let letters = &mut *locked(&self.letters);
+                letter.number = letters.count;
+                letters.count += 1;
+            }
+            let mut afterwards = D::Afterwards::default();
+            self.device.receive(letter, &mut afterwards);
+            self.device.settle(&afterwards);
+        });
+        executed.is_some()
+    }
+
     /// Waits until everything that has arrived so far is executed, but not for later arrivals. The caller holds no
     /// lock.
     #[cfg(not(loom))]

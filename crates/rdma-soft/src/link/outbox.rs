@@ -72,6 +72,13 @@ impl<T> Outbox<T> {
         self.spare.pop()
     }
 
+    /// Returns an unused buffer, if there is one, for a burst that does not wait. It takes no space, and the caller returns
+    /// it with [`keep`](Self::keep).
+    #[cfg(not(loom))]
+    pub(super) fn take_spare(&mut self) -> Option<Box<[u8]>> {
+        self.spare.pop()
+    }
+
     /// Takes back a lent buffer that was not used.
     pub(super) fn take_back(&mut self, buffer: Box<[u8]>) {
         self.lent -= 1;

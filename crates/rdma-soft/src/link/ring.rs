@@ -4,7 +4,7 @@
 use crate::sync::{AtomicU32, Ordering, fence};
 
 /// The size of the ring in bytes.
-pub(crate) const CAPACITY: u32 = if cfg!(loom) { 4 } else { 256 << 10 };
+pub(crate) const CAPACITY: u32 = if cfg!(loom) { 4 } else { 512 << 10 };
 
 /// A word that shares its cache lines with nothing else.
 #[derive(Debug, Default)]

@@ -69,6 +69,13 @@ impl Segment {
         self.length
     }
 
+    /// Returns the range without its first `bytes` bytes.
+    #[inline]
+    pub(crate) fn skip(self, bytes: u64) -> Self {
+        let skipped = bytes.min(self.length);
+        Self { address: self.address + skipped, length: self.length - skipped, ..self }
+    }
+
     /// Returns true if the range has at least this many bytes, and is certainly mapped.
     #[inline]
     fn is_mapped_to(self, bytes: u64) -> bool {
@@ -81,6 +88,8 @@ impl Segment {
 pub(crate) enum Data<'a> {
     /// The memory of the whole message, as the sender in this process holds it.
     Segments(&'a [Segment]),
+    /// The memory of one part.
+    Part(&'a [Segment]),
     /// The bytes of one part, in the form that packets carry.
     Bytes(&'a [u8]),
 }
@@ -219,8 +228,7 @@ impl<'a> Cursor<'a> {
     fn advance(&mut self, mut by: u64) {
         while let Some(rest) = self.rest() {
             let step = by.min(rest.length);
-            let (address, length) = (rest.address + step, rest.length - step);
-            self.rest = Some(Segment { address, length, ..rest });
+            self.rest = Some(rest.skip(step));
             by -= step;
             if by == 0 {
                 return;

@@ -92,7 +92,7 @@ fn a_turn_sends_sixteen_packets() {
         for outlet in [Outlet::Nowhere, Outlet::Inbox(&**device.inbox(9))] {
             let nowhere = outlet.is_nowhere();
             let sent = Cell::new(0);
-            let more = transmit(&own, (&Route { path: PATH, outlet }, None), mtu, |room| {
+            let more = transmit(&own, (&Route { path: PATH, outlet }, None), mtu, |room, _| {
                 let segments = u16::try_from(room.len() / mtu.bytes() as usize).unwrap();
                 sent.set(sent.get() + segments);
                 Some(Outgoing { burst: Burst { segments, ..datagram(9) }, placed: 0, more: true })

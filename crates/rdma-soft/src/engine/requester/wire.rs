@@ -279,6 +279,7 @@ impl<P: Near> SendSide<P> {
             placed,
             gathered_after,
             run,
+            in_ring: letter.and_then(|letter| letter.in_ring),
         };
         let way = WireRoute { route: &wire.route, word: wire.word.as_ref(), mtu: wire.mtu };
         let result = work(&mut wire.protocol, &way, &mut queue);
@@ -376,14 +377,15 @@ impl<P: Near> SendSide<P> {
         let now = wire::time(own.adapter.fabric.clock.now());
         let sent = self.with_wire(own, aftermath, |protocol, way, queue| {
             let word = way.word.map(|word| word.key);
-            wire::transmit(own, (way.route, word), way.mtu, |room| match protocol {
+            wire::transmit(own, (way.route, word), way.mtu, |room, in_ring| match protocol {
                 Protocol::Reliable(protocol) => {
-                    queue.gathered_after = 0;
+                    (queue.gathered_after, queue.in_ring) = (0, in_ring);
                     let burst = protocol.poll_transmit(now, queue, room)?;
                     let more = protocol.has_packets(queue.admitted);
                     Some(Outgoing { burst, placed: queue.gathered_after, more })
                 }
                 Protocol::Unreliable(protocol) => {
+                    queue.in_ring = in_ring;
                     let burst = protocol.poll_transmit(queue, room)?;
                     Some(Outgoing { burst, placed: 0, more: true })
                 }

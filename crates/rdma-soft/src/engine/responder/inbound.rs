@@ -153,6 +153,19 @@ impl Inbound<'_> {
         fetched.map_err(|_| fault_of_request(Status::REM_ACCESS_ERR))
     }
 
+    /// Copies the bytes `from..to` of the memory that a READ of `length` bytes requested to the beginning of `sink`.
+    pub(crate) fn fetch_to(
+        &mut self,
+        operation: &Operation,
+        length: u64,
+        (from, to): (u64, u64),
+        sink: &[Segment],
+    ) -> Result<(), Refused> {
+        let source = self.remote(operation, length)?;
+        let fetched = self.reach.collect(&[source], from, sink, to.saturating_sub(from));
+        fetched.map_err(|_| fault_of_request(Status::REM_ACCESS_ERR))
+    }
+
     /// Checks whether a one-sided request may access its memory.
     pub(crate) fn check(&self, operation: &Operation, length: u64) -> Result<(), Refused> {
         self.remote(operation, length).map(drop)

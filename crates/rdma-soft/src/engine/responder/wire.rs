@@ -1,39 +1,29 @@
 //! Requests that arrive as packets. A responder of `rdma_proto` puts the requests in order, calls [`Inbound`] to
 //! execute them, and answers them.
 
+mod arrival;
 mod single;
 
 use std::sync::Arc;
 
 use rdma_proto::responder::{Owes, Responder as Reliable, Settings};
-use rdma_proto::{
-    Burst, Datagrams, Delivered, Host, Kind, MessageEnd, MessageStart, Nak, Source, Stop,
-    UnreliableResponder,
-};
-use rdma_types::{
-    AccessFlags, AsyncEventKind, MinRnrTimer, Mtu, Psn, QpState, Qpn, WcStatus as Status,
-};
+use rdma_proto::{Burst, Datagrams, UnreliableResponder};
+use rdma_types::{AccessFlags, AsyncEventKind, MinRnrTimer, Mtu, Psn, QpState, Qpn};
 
 use crate::engine::adapter::notices::Reason;
 use crate::engine::aftermath::Aftermath;
-use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::service::Service;
-use crate::engine::receive_queue::Waits;
-use crate::engine::responder::datagram::{Arrived, Datagram};
-use crate::engine::responder::inbound::{self, Inbound, Placed, Refused};
+use crate::engine::responder::inbound::Placed;
 use crate::engine::responder::side::Responder;
+use crate::engine::responder::wire::arrival::Arrival;
 use crate::engine::station::Station;
 use crate::engine::wire::grant::{Given, Visited};
 use crate::engine::wire::letter::{self, Kept, Letter};
 use crate::engine::wire::run::Run;
 use crate::engine::wire::{self, Carrier, Outgoing, Route};
-use crate::memory::copy::Data;
-use crate::memory::grace_period::Visit;
 
 /// The MTU of the port, which limits the length of the datagrams that it accepts.
 const PORT_MTU: Mtu = Mtu::MTU4096;
-/// The length of an atomic request.
-const ATOMIC_BYTES: u64 = 8;
 
 /// The responder's state for packets.
 #[derive(Debug)]
@@ -243,6 +233,7 @@ impl Responder {
         let (burst, payload) = (&letter.burst, letter.payload());
         arrival.placed = Placed { bytes: letter.placed, words: letter.words.as_ref() };
         arrival.run = Run::of(burst, payload, wire.mtu);
+        arrival.in_ring = letter.in_ring;
         arrival.waits = wire.is_reliable() && wire.route.outlet.carries_void();
         match &mut wire.protocol {
             Protocol::Reliable(protocol) => protocol.receive(burst, payload, &mut arrival),
@@ -318,7 +309,8 @@ impl Responder {
         let mut arrival = Arrival::new(own, self, aftermath);
         let more = match &mut wire.protocol {
             Protocol::Reliable(protocol) => {
-                wire::transmit(own, (&wire.route, None), wire.mtu, |room| {
+                wire::transmit(own, (&wire.route, None), wire.mtu, |room, in_ring| {
+                    arrival.in_ring = in_ring;
                     let burst = protocol.poll_transmit(&mut arrival, room)?;
                     arrival.side.unflushed = leaves;
                     let more = protocol.owes() != Owes::Nothing;
@@ -380,216 +372,5 @@ impl Responder {
         own.adapter.tally.rare.wrong_opcode.add(counted.wrong_opcode);
         let of_packet = of_packet.into_iter().find(|(count, _)| *count > 0);
         of_packet.map(|(_, reason)| reason).or(arrival.dropped)
-    }
-}
-
-/// A responder as the protocol sees it, with its lock held.
-struct Arrival<'a> {
-    own: &'a Station,
-    side: &'a mut Responder,
-    aftermath: &'a mut Aftermath,
-    /// The reason why the current request was refused.
-    refused: Option<Refused>,
-    /// Whether the current request needs a receive request, and has taken one. If not, a refusal of the current request
-    /// does not affect a receive request that another request took.
-    uses_receive: bool,
-    /// The link's information about a datagram.
-    datagram: Option<letter::Datagram>,
-    /// The reason why a datagram was dropped, if it was.
-    dropped: Option<Reason>,
-    /// The bytes that the peer's process has written itself, before those of the packet.
-    placed: Placed<'a>,
-    /// The received packets.
-    run: Run<'a>,
-    /// Whether this queue pair waits to be notified of the next receive request when a packet finds none.
-    waits: bool,
-}
-
-impl<'a> Arrival<'a> {
-    fn new(own: &'a Station, side: &'a mut Responder, aftermath: &'a mut Aftermath) -> Self {
-        let (refused, uses_receive, datagram, dropped) = (None, false, None, None);
-        let (placed, run, waits) = (Placed::default(), Run::default(), false);
-        Self { own, side, aftermath, refused, uses_receive, datagram, dropped, placed, run, waits }
-    }
-
-    /// Runs `work` on the responder, within a separate visit.
-    fn inbound<R>(&mut self, work: impl FnOnce(&mut Inbound<'_>, &mut Aftermath) -> R) -> R {
-        let visit = Visit::begin();
-        let (own, side, reach) = (self.own, &mut *self.side, self.own.adapter.later());
-        work(&mut Inbound { own, side, visit: &visit, reach }, self.aftermath)
-    }
-
-    fn refuse(&mut self, refused: Refused) -> Stop {
-        self.refused = Some(refused);
-        Stop::Nak(match refused.request {
-            Status::REM_INV_REQ_ERR => Nak::InvalidRequest,
-            Status::REM_ACCESS_ERR => Nak::RemoteAccess,
-            _ => Nak::RemoteOperational,
-        })
-    }
-
-    /// Writes payload to its destination, `at` bytes after the start of the message.
-    fn place_bytes(&mut self, start: &MessageStart, at: u32, payload: &[u8]) -> Result<(), Stop> {
-        let operation = operation(start, None);
-        // A failed copy of the whole run may have left a refusal.
-        self.refused = None;
-        self.uses_receive |= operation.opcode.is_send();
-        let from = u64::from(at);
-        let to = from + payload.len() as u64;
-        let length = start.length.map_or(to, u64::from);
-        let data = Data::Bytes(payload);
-        let placed = self.inbound(|inbound, _| inbound.place(&operation, length, data, (from, to)));
-        placed.map_err(|stop| match stop {
-            inbound::Stop::Refused(refused) => self.refuse(refused),
-            // A packet's bytes are always mapped.
-            inbound::Stop::Local => Stop::Drop,
-        })
-    }
-
-    /// Takes the receive request that a message needs.
-    fn receive_for(&mut self, operation: &Operation) -> Result<(), Stop> {
-        if self.inbound(|inbound, _| inbound.begin(operation)) || self.retry_receive() {
-            self.uses_receive = true;
-            return Ok(());
-        }
-        Err(Stop::NotReady)
-    }
-
-    /// Looks for a receive request again. If there is none, this queue pair is notified of the next one.
-    #[cold]
-    fn retry_receive(&mut self) -> bool {
-        let waits = || Waits { waiter: self.own.waiter(), is_far: true };
-        self.waits && self.side.take_receive_or_wait(self.own, waits())
-    }
-}
-
-/// Returns the operation of a message, given the start of the message, and its end if that has arrived.
-fn operation(start: &MessageStart, end: Option<&MessageEnd>) -> Operation {
-    let immediate = end.and_then(|end| end.immediate);
-    let invalidate = end.and_then(|end| end.invalidate);
-    let opcode = match (start.kind, immediate, invalidate) {
-        (Kind::Send, Some(_), _) => Opcode::SendWithImm,
-        (Kind::Send, None, Some(_)) => Opcode::SendWithInvalidate,
-        (Kind::Send, None, None) => Opcode::Send,
-        (Kind::Write, Some(_), _) => Opcode::WriteWithImm,
-        (Kind::Write, None, _) => Opcode::Write,
-        (Kind::Read, ..) => Opcode::Read,
-        (Kind::CompareSwap, ..) => Opcode::CompareAndSwap,
-        (Kind::FetchAdd, ..) => Opcode::FetchAndAdd,
-    };
-    Operation {
-        opcode,
-        solicited: end.is_some_and(|end| end.solicited),
-        imm: match (immediate, invalidate) {
-            (Some(immediate), _) => immediate.to_be(),
-            (None, Some(key)) => key.get(),
-            (None, None) => 0,
-        },
-        remote_address: start.remote.va,
-        rkey: start.remote.rkey.get(),
-        operand: start.operand,
-        swap: start.swap,
-    }
-}
-
-impl Host for Arrival<'_> {
-    fn begin(&mut self, start: &MessageStart) -> Result<(), Stop> {
-        let operation = operation(start, None);
-        if operation.opcode.is_send() {
-            return self.receive_for(&operation);
-        }
-        self.uses_receive = false;
-        let length = start.length.unwrap_or_default().into();
-        let placed = self.placed;
-        let checked = self.inbound(|inbound, _| match placed.bytes {
-            0 => inbound.check(&operation, length),
-            _ => inbound.check_placed(&operation, length, placed),
-        });
-        checked.map_err(|refused| self.refuse(refused))?;
-        if operation.opcode == Opcode::Read {
-            self.side.executed += 1;
-            self.side.bytes += length;
-        }
-        Ok(())
-    }
-
-    fn place(&mut self, start: &MessageStart, at: u32, payload: &[u8]) -> Result<(), Stop> {
-        let mut run = std::mem::take(&mut self.run);
-        let placed =
-            run.place(at, payload, start.length, |bytes| self.place_bytes(start, at, bytes));
-        self.run = run;
-        placed
-    }
-
-    fn fetch(&mut self, start: &MessageStart, at: u32, out: &mut [u8]) -> Result<(), Stop> {
-        let operation = operation(start, None);
-        let length = start.length.unwrap_or_default().into();
-        let fetched =
-            self.inbound(|inbound, _| inbound.fetch_bytes(&operation, length, at.into(), out));
-        fetched.map_err(|refused| self.refuse(refused))
-    }
-
-    fn atomic(&mut self, start: &MessageStart) -> Result<u64, Stop> {
-        let operation = operation(start, None);
-        let before = self.inbound(|inbound, _| inbound.atomic(&operation));
-        let before = before.map_err(|refused| self.refuse(refused))?;
-        self.side.executed += 1;
-        self.side.bytes += ATOMIC_BYTES;
-        Ok(before)
-    }
-
-    fn take_receive(&mut self, _start: &MessageStart) -> Result<(), Stop> {
-        self.receive_for(&Operation { opcode: Opcode::WriteWithImm, ..Operation::EMPTY })
-    }
-
-    fn finish(&mut self, start: &MessageStart, end: &MessageEnd) -> Result<(), Stop> {
-        let operation = operation(start, Some(end));
-        let length = u64::from(self.placed.bytes) + u64::from(end.length);
-        let is_send = operation.opcode.is_send();
-        let finished = self.inbound(|inbound, aftermath| {
-            if is_send && length == 0 {
-                // The message had no bytes, so no packet has checked yet whether the receive request can be used.
-                inbound.find_room(0)?;
-            }
-            match inbound.finish(&operation, length) {
-                // The message was delivered; only the responder fails.
-                Err(refused) if refused.request == Status::SUCCESS => {
-                    inbound.fail(refused, aftermath);
-                    Ok(())
-                }
-                finished => finished,
-            }
-        });
-        finished.map_err(|refused| self.refuse(refused))
-    }
-
-    fn abandon(&mut self) {
-        if let Some(refused) = self.refused.take().filter(|_| self.uses_receive) {
-            self.inbound(|inbound, aftermath| inbound.abandon(refused, aftermath));
-        }
-    }
-
-    fn fail(&mut self, nak: Nak) {
-        let of_packet = Refused { receive: Status::WR_FLUSH_ERR, request: nak.status() };
-        let refused = self.refused.take().unwrap_or(of_packet);
-        self.inbound(|inbound, aftermath| inbound.fail(refused, aftermath));
-    }
-
-    fn datagram(&mut self, from: &Source, end: &MessageEnd, payload: &[u8]) -> Delivered {
-        let Some(letter::Datagram { source, header, .. }) = self.datagram else {
-            return Delivered::Dropped;
-        };
-        let operation = operation(&MessageStart::send(), Some(end));
-        let length = payload.len() as u64;
-        let (operation, data) = (&operation, Data::Bytes(payload));
-        let qkey = from.qkey;
-        let datagram = Datagram { source, qkey, header, operation, length, data, upto: length };
-        match self.inbound(|inbound, aftermath| inbound.datagram(&datagram, aftermath)) {
-            Arrived::Not(reason) => {
-                self.dropped = Some(reason);
-                Delivered::Dropped
-            }
-            _ => Delivered::Whole,
-        }
     }
 }

@@ -8,7 +8,9 @@ use rdma_types::Psn;
 use crate::address::{Group, Path};
 use crate::engine::completion::work_completion::Source;
 use crate::engine::wire::grant::{Version, Want};
+use crate::engine::wire::in_ring::InRing;
 use crate::engine::wire::word::WordKey;
+use crate::memory::copy::Reach;
 
 /// The maximum payload of a burst in bytes: 16 packets of the largest MTU, or 4 in models.
 pub(crate) const BURST_BYTES: usize = if cfg!(loom) { 16 << 10 } else { 64 << 10 };
@@ -29,9 +31,10 @@ pub(crate) struct Letter {
     /// The number of bytes of the same message before the payload, which the sender has written to this process's memory
     /// itself. Not 0 only for the last packet of a WRITE with immediate data, from another process.
     pub(crate) placed: u32,
-    /// Whether its sender sends nothing else in the same turn, so that nothing is gained by waiting for other letters.
-    pub(crate) is_alone: bool,
+    /// The buffer with the payload. If the payload is [elsewhere](Self::in_ring), the buffer only stands for it.
     payload: Box<[u8]>,
+    /// The place of the payload, if it is still in the ring through which it came.
+    pub(crate) in_ring: Option<InRing>,
     /// The number of letters that arrived at the inbox before this one.
     pub(crate) number: u64,
     /// Whether another process or another host sent this letter.
@@ -121,8 +124,8 @@ impl Letter {
         payload: Box<[u8]>,
     ) -> Self {
         debug_assert!(burst.length as usize <= payload.len());
-        let [from_outside, is_void, was_kept, is_alone] = [false; 4];
-        let (number, placed, word, words) = (0, 0, None, None);
+        let [from_outside, is_void, was_kept] = [false; 3];
+        let (number, placed, in_ring, word, words) = (0, 0, None, None, None);
         Self {
             path,
             burst,
@@ -130,8 +133,8 @@ impl Letter {
             is_void,
             was_kept,
             placed,
-            is_alone,
             payload,
+            in_ring,
             number,
             from_outside,
             word,
@@ -177,9 +180,19 @@ impl Letter {
     /// Returns a copy, if the sender is in another process and retries without limit while the receiver is not ready.
     pub(crate) fn keep(&self) -> Option<Kept> {
         let words = Arc::downgrade(self.words.as_ref()?);
-        let payload = || self.payload().into();
-        let letter = || Box::new(Self { was_kept: true, payload: payload(), words: None, ..*self });
+        let letter = || {
+            let (was_kept, payload) = (true, self.copy_payload());
+            Box::new(Self { was_kept, payload, in_ring: None, words: None, ..*self })
+        };
         self.is_patient().then(|| Kept { letter: letter(), words })
+    }
+
+    fn copy_payload(&self) -> Box<[u8]> {
+        let mut copy: Box<[u8]> = self.payload().into();
+        if let Some(memory) = self.in_ring.and_then(|in_ring| in_ring.memory(self.payload())) {
+            let _ = Reach::Mapped.collect_bytes(&memory, 0, &mut copy);
+        }
+        copy
     }
 
     pub(crate) fn into_buffer(self) -> Box<[u8]> {

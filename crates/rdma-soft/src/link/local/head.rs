@@ -33,7 +33,7 @@ pub(super) use self::single::{
 };
 
 /// The version of the message format, and of socket names. Processes with different versions do not find each other.
-pub(super) const VERSION: u8 = 8;
+pub(super) const VERSION: u8 = 9;
 
 /// The size of a header in bytes.
 pub(super) const HEAD: usize = 96;

@@ -22,11 +22,11 @@ use super::silence::Silence;
 use super::socket::{NOTIFICATIONS, receive_file, receive_notification_or_find_file};
 use crate::device::Device;
 use crate::engine::adapter::notices::{Endpoints, Reason};
-use crate::engine::wire::Carrier;
 use crate::engine::wire::grant::Grant;
 use crate::engine::wire::letter::{BURST_BYTES, Letter};
 use crate::engine::wire::single::Single;
 use crate::engine::wire::word::WordKey;
+use crate::engine::wire::{Carrier, Fill};
 use crate::fabric::clock::Time;
 use crate::fabric::run_queue::{Entry, Task};
 use crate::link::descriptor::Descriptor;
@@ -334,10 +334,14 @@ impl Carrier for Neighbor {
         true
     }
 
+    fn send_in_place(&self, fill: &mut Fill<'_>) -> bool {
+        self.write_in_place(fill)
+    }
+
     fn send(self: Arc<Self>, letter: Letter) {
         {
             let queues = &mut *locked(&self.queues);
-            if self.has_ended() || self.write_at_once(queues, &letter) {
+            if self.has_ended() {
                 return queues.connections.take_back(letter.into_buffer());
             }
             queues.put(letter);

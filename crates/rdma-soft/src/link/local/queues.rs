@@ -146,11 +146,17 @@ impl Queues {
         self.is_empty() && !self.connections.has_waiting_senders()
     }
 
-    /// Records that a burst of a connection was written without waiting. Its buffer is returned separately.
-    pub(super) fn has_written_at_once(&mut self) {
+    /// Records that a burst of a connection is about to be written without waiting. Questions asked from now on cover it.
+    pub(super) fn begin_at_once(&mut self) {
         self.questions.note_put();
+    }
+
+    /// Records that the burst was written, or that there was none.
+    pub(super) fn end_at_once(&mut self, is_written: bool) {
         self.questions.note_written(1);
-        self.note_written();
+        if is_written {
+            self.note_written();
+        }
     }
 
     /// Puts the bursts of a message back at the front of the queues, because the ring has no space for them.

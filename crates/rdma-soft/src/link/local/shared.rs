@@ -23,7 +23,7 @@ use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate};
 use rustix::io::{Errno, Result};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-use super::head::{AFTER_GAP, SINGLE_HEAD, SingleHead};
+use super::head::{AFTER_GAP, HEAD, SINGLE_HEAD, SingleHead};
 use super::mapped::memory_file;
 use crate::abi::fork::Process;
 use crate::engine::wire::word::WordKey;
@@ -48,6 +48,10 @@ const READER_INTERVAL: u32 = 16;
 const _: () = assert!(PATIENCE.is_multiple_of(READER_INTERVAL));
 /// The number of bytes before a message, chosen so that a short message occupies two cache lines.
 pub(super) const GAP: u32 = 16;
+/// The number of bytes between the beginning of the gap and the payload of a message's first burst.
+pub(super) const DATA: u32 = GAP + 96;
+
+const _: () = assert!(DATA as usize == GAP as usize + HEAD);
 
 /// The words before the ring.
 #[repr(C)]
@@ -190,15 +194,17 @@ impl RingSender {
         Ok(())
     }
 
-    /// Writes a message, given in parts. Returns whether the receiver must be notified, or `None` if there is no space.
+    /// Writes a message, given in parts. The last `rest` bytes of the message are [in their place](Self::memory_from)
+    /// already. Returns whether the receiver must be notified, or `None` if there is no space.
     ///
     /// # Errors
     /// Fails with `ENOMEM` or `EFAULT` if there is no memory for the ring.
     pub(super) fn write<'a>(
         &self,
         parts: impl Iterator<Item = &'a [u8]> + Clone,
+        rest: usize,
     ) -> Result<Option<bool>> {
-        let length = parts.clone().map(<[u8]>::len).sum::<usize>();
+        let length = parts.clone().map(<[u8]>::len).sum::<usize>() + rest;
         let prefix = u64::try_from(length).map_err(|_| Errno::MSGSIZE)?.to_le_bytes();
         self.write_with(length, |tail| {
             let ring = self.memory.ring(tail);
@@ -225,6 +231,38 @@ impl RingSender {
         })
     }
 
+    /// Returns how many bytes of data a message can have after a head of `head` bytes, without waiting for space and
+    /// without a system call: `most`, or fewer if fewer have pages yet. Returns 0 if the ring has no space for `most`, and
+    /// in a forked child.
+    pub(super) fn room_after(&self, head: usize, most: usize) -> usize {
+        let taken = ring_bytes(head + most).filter(|&taken| self.has_space(taken) == Ok(true));
+        if taken.is_none() || self.memory.words().is_err() {
+            return 0;
+        }
+        let before = self.tail.load(Ordering::Relaxed) as usize + GAP as usize + head;
+        match self.allocated.load(Ordering::Relaxed) {
+            CAPACITY.. => most,
+            allocated => (allocated as usize).saturating_sub(before).min(most),
+        }
+    }
+
+    /// Returns the memory from the byte `at` after the beginning of the next message's gap on.
+    pub(super) fn memory_from(&self, at: u32) -> [Segment; 2] {
+        self.memory.ring(self.tail.load(Ordering::Relaxed).wrapping_add(at))
+    }
+
+    /// Returns true if a message that takes this many bytes has space.
+    #[inline]
+    fn has_space(&self, taken: u32) -> Result<bool> {
+        let tail = self.tail.load(Ordering::Relaxed);
+        if self.limit.load(Ordering::Relaxed).wrapping_sub(tail) >= taken {
+            return Ok(true);
+        }
+        let space = self.memory.words()?.space(tail).map_err(|Broken| Errno::PROTO)?;
+        self.limit.store(tail.wrapping_add(space), Ordering::Relaxed);
+        Ok(space >= taken)
+    }
+
     /// Writes a message of `length` bytes. `fill` gets the position of its gap, and writes the gap and the message.
     #[inline]
     fn write_with(&self, length: usize, fill: impl FnOnce(u32)) -> Result<Option<bool>> {
@@ -232,12 +270,8 @@ impl RingSender {
         let tail = self.tail.load(Ordering::Relaxed);
         let taken =
             ring_bytes(length).filter(|&taken| taken <= CAPACITY / 2).ok_or(Errno::MSGSIZE)?;
-        if self.limit.load(Ordering::Relaxed).wrapping_sub(tail) < taken {
-            let space = words.space(tail).map_err(|Broken| Errno::PROTO)?;
-            self.limit.store(tail.wrapping_add(space), Ordering::Relaxed);
-            if space < taken {
-                return Ok(None);
-            }
+        if !self.has_space(taken)? {
+            return Ok(None);
         }
         if self.allocated.load(Ordering::Relaxed) < CAPACITY {
             // The position has not yet reached the end of the ring for the first time.

@@ -243,7 +243,7 @@ fn several_bursts_leave_in_one_message() {
 const LEAST: u32 = 64;
 
 fn write(sender: &RingSender, bytes: &[u8]) -> Result<Option<bool>> {
-    sender.write([bytes].into_iter())
+    sender.write([bytes].into_iter(), 0)
 }
 
 /// Reads a message, and removes it from the ring. Also returns whether to notify the sender of space.
@@ -279,7 +279,7 @@ fn messages_of_any_length_are_read_as_written() {
             let byte = |at: usize| (at as u8).wrapping_mul(31) ^ round ^ number as u8;
             let bytes: Vec<u8> = (0..length).map(byte).collect();
             let (one, other) = bytes.split_at(length / 3);
-            let written = sender.write([one, &[], other].into_iter());
+            let written = sender.write([one, &[], other].into_iter(), 0);
             assert!(matches!(written, Ok(Some(_))), "{written:?}");
             assert!(receiver.has_arrived());
             assert_eq!(read(&receiver, length), Ok(Some((bytes, false))));

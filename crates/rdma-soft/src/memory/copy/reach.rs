@@ -117,7 +117,7 @@ impl Reach {
     ) -> Result<(), Fault> {
         let bytes;
         let data = match data {
-            Data::Segments(segments) => segments,
+            Data::Segments(segments) | Data::Part(segments) => segments,
             Data::Bytes(whole) => {
                 bytes = own(whole);
                 slice::from_ref(&bytes)
@@ -142,11 +142,26 @@ impl Reach {
         let (address, length) = (bytes.as_mut_ptr().expose_provenance() as u64, bytes.len() as u64);
         // SAFETY: the bytes are borrowed exclusively until the copy is done, and they are exposed here (SAFETY.md F7).
         let sink = unsafe { Segment::new(address, length) };
-        if let Some(source) = self.in_first(source, lead, length) {
-            copy_segment(source, sink.address, length);
+        self.collect(source, lead, slice::from_ref(&sink), length)
+    }
+
+    /// Copies `length` bytes from one list of segments to the beginning of another, skipping the first `lead` bytes of the
+    /// source.
+    #[inline]
+    pub(crate) fn collect(
+        self,
+        source: &[Segment],
+        lead: u64,
+        sink: &[Segment],
+        length: u64,
+    ) -> Result<(), Fault> {
+        if let Some(source) = self.in_first(source, lead, length)
+            && let Some(sink) = self.in_first(sink, 0, length)
+        {
+            copy_segment(source, sink, length);
             return Ok(());
         }
-        self.copy(Cursor::at(source, lead), Cursor::at(slice::from_ref(&sink), 0), length)
+        self.copy(Cursor::at(source, lead), Cursor::at(sink, 0), length)
     }
 
     fn copy(self, sources: Cursor<'_>, sinks: Cursor<'_>, length: u64) -> Result<(), Fault> {
@@ -174,6 +189,10 @@ impl Reach {
     ) -> Result<(), Fault> {
         match data {
             Data::Segments(source) => self.transfer(source, sink, from, to),
+            Data::Part(source) => {
+                let length = to.saturating_sub(from);
+                self.copy(Cursor::at(source, 0), Cursor::at(sink, from), length)
+            }
             Data::Bytes(bytes) => self.deliver_bytes(bytes, sink, from),
         }
     }

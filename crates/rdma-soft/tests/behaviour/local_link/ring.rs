@@ -18,10 +18,10 @@ use rustix::net::{
 use test_support::rig::until;
 
 /// The version of the messages, and of the names of sockets.
-pub(crate) const VERSION: u8 = 8;
+pub(crate) const VERSION: u8 = 9;
 
 /// The capacity of the ring, in bytes.
-pub(crate) const CAPACITY: u32 = 256 << 10;
+pub(crate) const CAPACITY: u32 = 512 << 10;
 const BEGIN: u64 = 20_480;
 /// The length of the file, in bytes.
 pub(crate) const SIZE: u64 = BEGIN + CAPACITY as u64;

@@ -11,8 +11,9 @@ use crate::engine::requester::peer::Near;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{SendSide, local_length};
 use crate::engine::requester::wire::mapped::Placed;
+use crate::engine::wire::in_ring::InRing;
 use crate::engine::wire::run::Run;
-use crate::memory::copy::Reach;
+use crate::memory::copy::{Data, Reach};
 use crate::memory::grace_period::Visit;
 use crate::memory::region::LOCAL_READ;
 
@@ -32,6 +33,8 @@ pub(super) struct Queue<'a, P> {
     pub(super) gathered_after: u32,
     /// The packets that have arrived.
     pub(super) run: Run<'a>,
+    /// The place of the payload that has arrived or is being sent, if a buffer stands for it.
+    pub(super) in_ring: Option<InRing>,
 }
 
 impl<P: Near> Queue<'_, P> {
@@ -74,8 +77,10 @@ impl<P: Near> Queue<'_, P> {
         let (request, room) = found.ok_or(Status::LOC_QP_OP_ERR)?;
         let visit = Visit::begin();
         requester.locate_payload(self.own, &visit, request.operation.opcode, room)?;
-        let delivered =
-            self.own.adapter.later().deliver_bytes(payload, &requester.local, at.into());
+        let memory = self.in_ring.and_then(|in_ring| in_ring.memory(payload));
+        let data = memory.as_ref().map_or(Data::Bytes(payload), |memory| Data::Part(memory));
+        let range = (u64::from(at), u64::from(at) + payload.len() as u64);
+        let delivered = self.own.adapter.later().put(data, &requester.local, range.0, range.1);
         requester.local.clear();
         delivered.map_err(|_| Status::LOC_PROT_ERR)
     }
@@ -162,7 +167,11 @@ impl<P: Near> Work for Queue<'_, P> {
         let is_posted = self.posted.is_some_and(|posted| n.wrapping_sub(posted).cast_signed() >= 0);
         // The memory of a request is mapped while the call that posts it runs.
         let reach = if is_posted { Reach::Mapped } else { self.own.adapter.later() };
-        let collected = reach.collect_bytes(&requester.local, from, out);
+        let source = &requester.local;
+        let collected = match self.in_ring.and_then(|in_ring| in_ring.memory(out)) {
+            Some(memory) => reach.collect(source, from, &memory, out.len() as u64),
+            None => reach.collect_bytes(source, from, out),
+        };
         requester.local.clear();
         self.gathered_after = placed;
         collected.map_err(|_| Status::LOC_PROT_ERR)

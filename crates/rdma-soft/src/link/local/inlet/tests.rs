@@ -5,14 +5,15 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::mpsc;
 use std::thread;
 
+use rdma_proto::Burst;
 use rdma_proto::wire::{Bth, Headers, Opcode, Operation};
 use rdma_types::{QpState, Qpn};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use test_support::program::in_own_process;
 
-use super::super::head::{AFTER_GAP, encode, encode_single};
+use super::super::head::{AFTER_GAP, HEAD, MOST, SINGLE_HEAD, encode, encode_single};
 use super::super::listener::GuestId;
-use super::super::shared::RingSender;
+use super::super::shared::{GAP, RingSender};
 use super::super::tests::{World, connection};
 use super::*;
 use crate::address::{Address, Path};
@@ -21,9 +22,12 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::responder;
 use crate::engine::turn::Turn;
+use crate::engine::wire::in_ring::InRing;
+use crate::engine::wire::letter::Letter;
 use crate::engine::wire::single::Single;
 use crate::engine::wire::{Outlet, Route};
 use crate::link::memory::BURSTS;
+use crate::link::ring::CAPACITY;
 use crate::memory::copy::Reach;
 use crate::sync::Lock;
 
@@ -40,6 +44,7 @@ fn burst(device: &Device, number: u32, psn: u32) -> [u8; HEAD] {
     let opcode = Opcode::reliable(Operation::SendOnly);
     let header = Headers::new(Bth::new(opcode, Qpn::masked(number), Psn::masked(psn)));
     let letter = Letter::new(path_within(device), Burst::single(header, 0), None, Box::default());
+    let letter = letter.with_word(Some(key()));
     encode(device, &letter).unwrap()
 }
 
@@ -74,7 +79,7 @@ impl Written {
             [receiver.qpn ^ first, receiver.qpn].map(|number| burst(device, number, 0));
         let (inlet, sender, far) = inlet(world);
         let parts: Vec<&[u8]> = std::iter::once(&first[..]).chain([&other[..]; MOST - 1]).collect();
-        let write = || sender.write(parts.iter().copied()).unwrap().map(drop);
+        let write = || sender.write(parts.iter().copied(), 0).unwrap().map(drop);
         let messages = std::iter::from_fn(write).count();
         Self { inlet, receiver, messages, _far: far }
     }
@@ -162,8 +167,14 @@ impl Connected {
 
     /// Writes the same SEND as a packet.
     fn write_packet(&self, psn: u32) {
-        let head = burst(self.receiver.device, self.receiver.qpn, psn);
-        self.sender.write([&head[..]].into_iter()).unwrap().unwrap();
+        self.write_packets(&[psn]);
+    }
+
+    /// Writes such packets in one message.
+    fn write_packets(&self, psns: &[u32]) {
+        let head = |&psn| burst(self.receiver.device, self.receiver.qpn, psn);
+        let heads: Vec<_> = psns.iter().map(head).collect();
+        self.sender.write(heads.iter().map(|head| &head[..]), 0).unwrap().unwrap();
     }
 
     fn read(&self) {
@@ -213,12 +224,31 @@ fn a_message_of_one_packet_is_executed_at_once_unless_packets_wait() {
     all.read();
     assert_eq!(all.completed(), (vec![1], Some(2)));
     (2..4).for_each(|n| all.post_receive(n));
-    all.write_packet(2);
+    all.write_packets(&[2, 2]);
     all.write_single(3);
     (0..2).for_each(|_| all.read());
-    assert_eq!(all.completed(), (vec![], Some(2)), "it follows the packet");
+    assert_eq!(all.completed(), (vec![], Some(2)), "it follows the packets");
     all.run();
     assert_eq!(all.completed(), (vec![2, 3], Some(4)));
+    all.receiver.destroy();
+}
+
+/// No thread runs turns here, so packets wait.
+#[test]
+fn a_packet_is_executed_at_once_unless_packets_wait() {
+    static WORLD: World = World::new();
+    let all = Connected::new(&WORLD);
+    (0..2).for_each(|n| all.post_receive(n));
+    all.write_packet(0);
+    all.read();
+    assert_eq!(all.completed(), (vec![0], Some(1)));
+    all.post_receive(2);
+    all.write_packets(&[1, 1]);
+    all.write_packet(2);
+    (0..2).for_each(|_| all.read());
+    assert_eq!(all.completed(), (vec![], Some(1)), "it follows the packets");
+    all.run();
+    assert_eq!(all.completed(), (vec![1, 2], Some(3)));
     all.receiver.destroy();
 }
 
@@ -255,25 +285,27 @@ fn a_message_of_one_packet_is_refused_and_dropped_like_a_packet() {
 
 /// A thread that reads a message keeps others from reading those for other queue pairs.
 #[test]
-fn a_message_of_one_packet_waits_for_a_post_of_its_receiver_as_a_packet() {
-    static WORLD: World = World::new();
-    let all = Connected::new(&WORLD);
-    (0..2).for_each(|n| all.post_receive(n));
-    all.write_single(0);
-    all.read();
-    all.run();
-    assert_eq!(all.completed(), (vec![0], Some(1)));
-    all.write_single(1);
-    all.read_beside(&all.receiver.send);
-    assert_eq!(all.completed(), (vec![], Some(1)));
-    all.run();
-    assert_eq!(all.completed(), (vec![1], Some(2)));
-    all.post_receive(2);
-    all.write_single(2);
-    all.read_beside(&all.receiver.responder);
-    all.run();
-    assert_eq!(all.completed(), (vec![2], Some(3)));
-    all.receiver.destroy();
+fn a_message_waits_in_the_inbox_for_a_post_of_its_receiver() {
+    static WORLDS: [World; 2] = [const { World::new() }; 2];
+    for (world, write) in WORLDS.iter().zip([Connected::write_single, Connected::write_packet]) {
+        let all = Connected::new(world);
+        (0..2).for_each(|n| all.post_receive(n));
+        write(&all, 0);
+        all.read();
+        all.run();
+        assert_eq!(all.completed(), (vec![0], Some(1)));
+        write(&all, 1);
+        all.read_beside(&all.receiver.send);
+        assert_eq!(all.completed(), (vec![], Some(1)));
+        all.run();
+        assert_eq!(all.completed(), (vec![1], Some(2)));
+        all.post_receive(2);
+        write(&all, 2);
+        all.read_beside(&all.receiver.responder);
+        all.run();
+        assert_eq!(all.completed(), (vec![2], Some(3)));
+        all.receiver.destroy();
+    }
 }
 
 /// The thread that would answer finds this message, which another thread then reads without answering.
@@ -301,7 +333,7 @@ fn data_that_wraps_around_the_end_of_the_ring_is_written_and_read() {
         (sender, RingReceiver::open(file.as_fd()).unwrap())
     };
     let ([(sender, receiver), (other, source)], data) = ([ring(), ring()], [0x5a_u8; 1000]);
-    other.write([&data[..]].into_iter()).unwrap().unwrap();
+    other.write([&data[..]].into_iter(), 0).unwrap().unwrap();
     let (source, mut out) = (source.memory_from(GAP), [0_u8; 1000]);
     let mut head = [7; SINGLE_HEAD as usize];
     head[..4].copy_from_slice(&u32::try_from(AFTER_GAP + 1000).unwrap().to_le_bytes());
@@ -331,4 +363,38 @@ fn versions_that_cannot_be_made_are_counted() {
         assert_eq!(inlet.device.tally.counters().unmapped_regions, 1);
         assert_eq!(inlet.lend_version(), None);
     });
+}
+
+#[test]
+fn data_is_written_to_its_place_in_the_ring_and_read_there() {
+    const HEAD_BYTES: usize = 8;
+    let (sender, file) = RingSender::new().unwrap();
+    let receiver = RingReceiver::open(file.as_fd()).unwrap();
+    let data: Vec<u8> = (0..1100_u32).map(|n| n.to_le_bytes()[0]).collect();
+    let (at, buffer) = (GAP + 8, vec![0; 1100]);
+    // The last messages are written after the end of the ring.
+    for _ in 0..=CAPACITY / 1100 {
+        let in_ring = InRing::new(sender.memory_from(at), &buffer);
+        for (part, bytes) in buffer.chunks(300).zip(data.chunks(300)) {
+            Reach::Mapped.deliver_bytes(bytes, &in_ring.memory(part).unwrap(), 0).unwrap();
+        }
+        let written = sender.write([&[1; HEAD_BYTES][..]].into_iter(), buffer.len());
+        assert!(written.unwrap().is_some());
+        let mut begin = [0; GAP as usize + HEAD_BYTES];
+        let message = receiver.next(&mut begin).unwrap().unwrap();
+        assert_eq!((message.length, begin[GAP as usize..].to_vec()), (1108, vec![1; HEAD_BYTES]));
+        let in_ring = InRing::new(receiver.memory_from(at), &buffer);
+        for (from, to) in [(0, 1100), (0, 0), (1, 300), (700, 1100), (1100, 1100)] {
+            let mut found = vec![0; to - from];
+            let memory = in_ring.memory(&buffer[from..to]).unwrap();
+            Reach::Mapped.collect_bytes(&memory, 0, &mut found).unwrap();
+            assert_eq!(found, data[from..to]);
+        }
+        receiver.remove(message).unwrap();
+    }
+    // Other bytes are not in the ring, for example the result of an atomic.
+    let in_ring = InRing::new(sender.memory_from(at), &buffer[8..1000]);
+    for other in [&buffer[..8], &buffer[7..9], &buffer[999..1001], &buffer[1000..], &data] {
+        assert_eq!(in_ring.memory(other), None);
+    }
 }

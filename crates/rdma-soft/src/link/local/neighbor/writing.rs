@@ -1,26 +1,26 @@
 //! Writing to the ring: in turns of the neighbor, or at once.
 //!
-//! The call that sends a burst holds locks of the engine. It writes a short burst or a message of one packet at once. For
-//! this, it does not wait for a turn that writes, and makes no system call. If the process must be notified, a turn does
-//! that.
+//! The call that sends a burst holds locks of the engine. If nothing else waits, it copies the burst from the program's
+//! memory to the ring. For this, it does not wait for a turn that writes, and makes no system call. If the process must be
+//! notified, a turn does that.
 
 use rustix::io::Errno;
 
 use super::{AGAIN, Neighbor, RETRY};
-use crate::engine::wire::Carrier as _;
-use crate::engine::wire::letter::Letter;
+use crate::engine::wire::in_ring::InRing;
+use crate::engine::wire::letter::BURST_BYTES;
 use crate::engine::wire::single::Single;
-use crate::link::local::head::{HEAD, encode, encode_single};
+use crate::engine::wire::{Carrier as _, Fill};
+use crate::link::local::head::{HEAD, LONGEST, encode, encode_single};
 use crate::link::local::queues::{Message, Queues};
+use crate::link::local::shared::DATA;
 use crate::link::local::socket::notify;
+use crate::link::outbox::new_buffer;
 use crate::memory::copy::Segment;
 use crate::sync::{Ordering, locked_in_models as locked};
 
 /// The maximum number of messages that one turn writes.
 const MESSAGES: u32 = 64;
-
-/// The longest payload in bytes of a burst that is written at once.
-const SHORT: usize = 4096;
 
 impl Neighbor {
     /// Writes waiting messages. Returns true if there are more and the ring accepts more.
@@ -68,7 +68,7 @@ impl Neighbor {
     /// Writes a message to the ring. Returns true if there was space for it.
     fn send_message(&self, message: &Message) -> rustix::io::Result<bool> {
         let parts = message.iter().flat_map(|(head, letter)| [&head[..], letter.payload()]);
-        let written = self.ring.write(parts)?;
+        let written = self.ring.write(parts, 0)?;
         if written == Some(true) {
             self.owes_notification.store(true, Ordering::Relaxed);
             self.pay_notification();
@@ -101,53 +101,72 @@ impl Neighbor {
         finds
     }
 
-    /// Writes a burst of a connection to the ring at once, if it is short and alone, nothing else waits, and the ring has
-    /// space. Returns true if it was written. The caller then takes its buffer back.
-    pub(super) fn write_at_once(&self, queues: &mut Queues, letter: &Letter) -> bool {
-        let length = letter.payload().len();
-        if !letter.is_alone || length > SHORT {
-            return false;
-        }
-        self.write_if_idle(queues, HEAD + length, || {
-            let head = encode(self.device, letter)?;
-            let parts = [&head[..], letter.payload()];
-            self.ring.write(parts.into_iter()).ok().flatten()
-        })
-    }
-
-    /// Writes a message of one packet like [`write_at_once`](Self::write_at_once).
-    #[inline]
-    pub(super) fn write_single_at_once(&self, single: &Single, data: &[Segment]) -> bool {
-        let queues = &mut *locked(&self.queues);
-        let length = usize::from(single.length);
-        !self.has_ended()
-            && self.write_if_idle(queues, HEAD + length, || {
-                let head = encode_single(self.device, single)?;
-                self.ring.write_single(&head, data, length).ok().flatten()
-            })
-    }
-
-    /// Runs `write` if nothing else waits, and the ring has pages for a message of `length` bytes. If `write` writes a
-    /// message, it returns whether the process must be notified, and this function returns true.
-    #[inline]
-    fn write_if_idle(
-        &self,
-        queues: &mut Queues,
-        length: usize,
-        write: impl FnOnce() -> Option<bool>,
-    ) -> bool {
-        if !self.handshake.is_complete() || !queues.are_idle() || !self.ring.has_pages(length) {
+    /// Lets `fill` write a burst of a connection to the ring, if nothing else waits, and the ring has space and pages.
+    /// Returns true if `fill` was called.
+    pub(super) fn write_in_place(&self, fill: &mut Fill<'_>) -> bool {
+        if !self.handshake.is_complete() {
             return false;
         }
         // Another thread may be writing earlier bursts.
         let Ok(_writing) = self.writing.try_lock() else { return false };
-        let Some(must_notify) = write() else { return false };
-        queues.has_written_at_once();
-        if must_notify {
+        let room = self.ring.room_after(HEAD, BURST_BYTES);
+        if room < LONGEST {
+            return false;
+        }
+        let spare = {
+            let queues = &mut *locked(&self.queues);
+            if self.has_ended() || !queues.are_idle() {
+                return false;
+            }
+            queues.begin_at_once();
+            queues.connections.take_spare()
+        };
+        let buffer = spare.unwrap_or_else(|| new_buffer(BURST_BYTES));
+        let in_ring = InRing::new(self.ring.memory_from(DATA), &buffer[..room]);
+        let (written, buffer) = match fill(buffer, Some(in_ring)) {
+            Ok(letter) => {
+                let length = letter.payload().len();
+                let write = |head: [u8; HEAD]| {
+                    self.ring.write([&head[..]].into_iter(), length).ok().flatten()
+                };
+                let written = encode(self.device, &letter).and_then(write);
+                debug_assert!(written.is_some(), "the head is valid, and the ring has space");
+                (written, letter.into_buffer())
+            }
+            Err(buffer) => (None, buffer),
+        };
+        let queues = &mut *locked(&self.queues);
+        queues.connections.keep(buffer);
+        self.end_at_once(queues, written);
+        true
+    }
+
+    /// Writes a message of one packet to the ring at once, if nothing else waits, and the ring has space and pages. Returns
+    /// true if it was written.
+    #[inline]
+    pub(super) fn write_single_at_once(&self, single: &Single, data: &[Segment]) -> bool {
+        let queues = &mut *locked(&self.queues);
+        let length = usize::from(single.length);
+        let may_write = self.handshake.is_complete() && queues.are_idle() && !self.has_ended();
+        if !may_write || !self.ring.has_pages(HEAD + length) {
+            return false;
+        }
+        let Ok(_writing) = self.writing.try_lock() else { return false };
+        let Some(head) = encode_single(self.device, single) else { return false };
+        queues.begin_at_once();
+        let written = self.ring.write_single(&head, data, length).ok().flatten();
+        self.end_at_once(queues, written);
+        written.is_some()
+    }
+
+    /// Records whether a burst was written without a turn. If the process must be notified of it, a turn does that.
+    #[inline]
+    fn end_at_once(&self, queues: &mut Queues, written: Option<bool>) {
+        queues.end_at_once(written.is_some());
+        if written == Some(true) {
             self.owes_notification.store(true, Ordering::Relaxed);
             self.entry.queue();
         }
-        true
     }
 
     /// Notifies the process of what was written, if that is owed. If there is no memory, tries again later. The caller
