@@ -26,7 +26,7 @@ use crate::memory::copy::Segment;
 /// cut short, so a turn can exceed this.
 pub(crate) const TURN: u32 = 16;
 
-/// Creates a letter whose payload is in a buffer, or in the memory for which the buffer stands. Returns the buffer if there
+/// Creates a letter whose payload is in a buffer, or in the memory that the buffer represents. Returns the buffer if there
 /// is nothing to send.
 pub(crate) type Fill<'a> = dyn FnMut(Box<[u8]>, Option<InRing>) -> Result<Letter, Box<[u8]>> + 'a;
 
@@ -71,7 +71,7 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
     fn carries_void(&self) -> bool;
 
     /// Sends a burst whose payload `fill` writes directly to the memory from which the far end reads it, if nothing waits
-    /// and there is space. Otherwise returns false without a call of `fill`. `fill` gets a buffer that stands for that
+    /// and there is space. Otherwise returns false without a call of `fill`. `fill` gets a buffer that represents that
     /// memory, and returns it if there is nothing to send.
     fn send_in_place(&self, fill: &mut Fill<'_>) -> bool {
         let _ = fill;

@@ -31,7 +31,7 @@ pub(crate) struct Letter {
     /// The number of bytes of the same message before the payload, which the sender has written to this process's memory
     /// itself. Not 0 only for the last packet of a WRITE with immediate data, from another process.
     pub(crate) placed: u32,
-    /// The buffer with the payload. If the payload is [elsewhere](Self::in_ring), the buffer only stands for it.
+    /// The buffer with the payload. If the payload is [elsewhere](Self::in_ring), the buffer only represents it.
     payload: Box<[u8]>,
     /// The place of the payload, if it is still in the ring through which it came.
     pub(crate) in_ring: Option<InRing>,

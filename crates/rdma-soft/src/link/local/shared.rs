@@ -231,9 +231,9 @@ impl RingSender {
         })
     }
 
-    /// Returns how many bytes of data a message can have after a head of `head` bytes, without waiting for space and
-    /// without a system call: `most`, or fewer if fewer have pages yet. Returns 0 if the ring has no space for `most`, and
-    /// in a forked child.
+    /// Returns how many bytes of data, up to `most`, a message can have now after a head of `head` bytes. Bytes without
+    /// pages do not count, because these need a system call. Returns 0 if the ring has no space for `most` bytes, and in
+    /// a forked child.
     pub(super) fn room_after(&self, head: usize, most: usize) -> usize {
         let taken = ring_bytes(head + most).filter(|&taken| self.has_space(taken) == Ok(true));
         if taken.is_none() || self.memory.words().is_err() {

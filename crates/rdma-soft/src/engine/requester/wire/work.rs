@@ -33,7 +33,7 @@ pub(super) struct Queue<'a, P> {
     pub(super) gathered_after: u32,
     /// The packets that have arrived.
     pub(super) run: Run<'a>,
-    /// The place of the payload that has arrived or is being sent, if a buffer stands for it.
+    /// The place of the payload that has arrived or is being sent, if a buffer represents it.
     pub(super) in_ring: Option<InRing>,
 }
 

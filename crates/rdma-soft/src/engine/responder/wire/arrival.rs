@@ -38,7 +38,7 @@ pub(super) struct Arrival<'a> {
     pub(super) placed: Placed<'a>,
     /// The received packets.
     pub(super) run: Run<'a>,
-    /// The place of the payload that was received or is being sent, if a buffer stands for it.
+    /// The place of the payload that was received or is being sent, if a buffer represents it.
     pub(super) in_ring: Option<InRing>,
     /// Whether this queue pair waits to be notified of the next receive request when a packet finds none.
     pub(super) waits: bool,

@@ -129,7 +129,7 @@ impl Inlet {
         RingRead::Message
     }
 
-    /// Executes a letter whose payload is in the ring, or drops it if it is for nobody. Returns false if packets before it
+    /// Executes a letter whose payload is in the ring, or drops it if it has no receiver. Returns false if packets before it
     /// are not executed yet, or other threads use its receiver.
     fn executes(&self, inbox: &Inbox<Device>, letter: &mut Letter) -> bool {
         if is_for_nobody(self.device, &letter.path, &letter.burst, false) {

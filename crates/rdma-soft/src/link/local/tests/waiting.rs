@@ -17,7 +17,7 @@ use crate::engine::wire::letter::Datagram;
 const LENGTH: usize = 1024;
 /// The size of a datagram in a message.
 const SIZE: usize = head::HEAD + LENGTH;
-/// A number of datagrams of which the ring has space for about half.
+/// A number of datagrams. The ring has space for about half of them.
 const MANY: usize = 900;
 
 struct Scene {
@@ -126,7 +126,7 @@ impl Scene {
     }
 }
 
-/// A burst for which the ring has no pages yet is written in a turn, and others do not overtake it.
+/// A burst is written in a turn if the ring has no pages for it yet. Others do not overtake it.
 #[test]
 fn a_burst_is_written_at_once_unless_it_or_others_wait() {
     static WORLD: World = World::new();
