@@ -16,7 +16,6 @@ use crate::engine::aftermath::Aftermath;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::responder::wire::Answers;
-use crate::engine::station::Owner as _;
 use crate::engine::wire::letter::{ExecutedWords, Letter};
 #[cfg(not(loom))]
 use crate::engine::wire::single::Single;
@@ -105,8 +104,13 @@ impl Afterwards {
 impl Receives for Device {
     type Afterwards = Afterwards;
 
-    fn receive(&'static self, letter: &Letter, afterwards: &mut Afterwards) {
-        receive(self, letter, afterwards);
+    fn receive(
+        &'static self,
+        letter: &Letter,
+        afterwards: &mut Afterwards,
+        may_wait: bool,
+    ) -> bool {
+        receive(self, letter, afterwards, may_wait).is_some()
     }
 
     fn settle(&self, afterwards: &Afterwards) {
@@ -123,28 +127,39 @@ impl Receives for Device {
 }
 
 /// Executes packets that have arrived at a device. Packets for unknown queue pairs get no answer. The caller holds the
-/// receive side of their inbox.
-fn receive(device: &'static Device, letter: &Letter, afterwards: &mut Afterwards) {
+/// receive side of their inbox. Returns `None` if nothing was executed, because another thread is using the queue pair of a
+/// connection and `may_wait` is false.
+fn receive(
+    device: &'static Device,
+    letter: &Letter,
+    afterwards: &mut Afterwards,
+    may_wait: bool,
+) -> Option<()> {
     let bth = &letter.burst.header.bth;
     let source = letter.burst.header.deth.map(|deth| deth.source.get());
+    let dropped = |reason| {
+        drop_packets(device, letter, reason, source);
+        Some(())
+    };
     if !device.port_is_up() {
-        return drop_packets(device, letter, Reason::PortDown, source);
+        return dropped(Reason::PortDown);
     }
     if !is_of_partition(bth.p_key) {
-        return drop_packets(device, letter, Reason::WrongPartition, source);
+        return dropped(Reason::WrongPartition);
     }
     if bth.destination == Qpn::MULTICAST {
-        return receive_for_many(device, letter);
+        receive_for_many(device, letter);
+        return Some(());
     }
     #[cfg(not(loom))]
     if bth.destination == Transmit::QPN && device.subnet.links.is_some() {
         if device.mads.accepts(device, &letter.path, &letter.burst, letter.payload()) {
             device.mads.deliver(device, &letter.path, letter.payload());
         }
-        return;
+        return Some(());
     }
     let Some(own) = device.queue_pair(bth.destination.get()) else {
-        return drop_packets(device, letter, Reason::UnknownQp, source);
+        return dropped(Reason::UnknownQp);
     };
     let mut aftermath = Aftermath::default();
     let service = match bth.opcode.service() {
@@ -153,13 +168,13 @@ fn receive(device: &'static Device, letter: &Letter, afterwards: &mut Afterwards
         _ => Service::UnreliableDatagram,
     };
     if own.service != service {
-        return drop_packets(device, letter, Reason::WrongService, source);
+        return dropped(Reason::WrongService);
     }
     let answers = if service == Service::UnreliableDatagram {
         receive_datagram(&own, letter, &mut aftermath);
         Answers::Never
     } else if bth.opcode.operation().is_response() {
-        match own.send.lock().receive_responses(&own, letter, &mut aftermath) {
+        match own.send.lock_if(|| may_wait)?.receive_responses(&own, letter, &mut aftermath) {
             true => Answers::Now,
             false => Answers::Never,
         }
@@ -167,9 +182,9 @@ fn receive(device: &'static Device, letter: &Letter, afterwards: &mut Afterwards
         if letter.words.is_some() {
             // The packet may be an answer to a request that the peer's process has executed. As on a NIC, where the
             // acknowledgement arrives first, that request completes first.
-            Arc::clone(&own).complete_executed();
+            complete_executed(&own, may_wait)?;
         }
-        own.responder.lock().receive_requests(&own, letter, &mut aftermath)
+        own.responder.lock_if(|| may_wait)?.receive_requests(&own, letter, &mut aftermath)
     };
     aftermath.flush(&own);
     if let Some(words) = &letter.words {
@@ -180,6 +195,16 @@ fn receive(device: &'static Device, letter: &Letter, afterwards: &mut Afterwards
         Answers::Now => own.entry.queue(),
         Answers::First => afterwards.hold(own),
     }
+    Some(())
+}
+
+/// Completes the requests that the peer has executed. Returns `None`, and completes nothing, if another thread is using the
+/// send side and `may_wait` is false.
+fn complete_executed(own: &Arc<QueuePair>, may_wait: bool) -> Option<()> {
+    let mut aftermath = Aftermath::default();
+    own.send.lock_if(|| may_wait)?.complete_executed(own, &mut aftermath);
+    aftermath.flush(own);
+    Some(())
 }
 
 /// Executes a message of one packet from another process, if no packet is needed for it. The caller holds the receive
@@ -200,24 +225,13 @@ pub(crate) fn receive_single(
     if own.service != Service::ReliableConnection {
         return false;
     }
-    // While this thread waited for a post of this queue pair, no thread could read messages for others.
-    let may_wait = || false;
-    let mut aftermath = Aftermath::default();
-    {
-        let Some(mut send) = own.send.lock_if(may_wait) else { return false };
-        // As for a [packet](receive), a request that the message may answer completes first.
-        send.complete_executed(&own, &mut aftermath);
+    // As for a [packet](receive), a request that the message may answer completes first. If this thread waited for a post
+    // of this queue pair, no thread could read messages for others.
+    if complete_executed(&own, false).is_none() {
+        return false;
     }
-    aftermath.flush(&own);
-    let Some(mut responder) = own.responder.lock_if(may_wait) else { return false };
+    let Some(mut responder) = own.responder.lock_if(|| false) else { return false };
     responder.receive_single(&own, single, data, words)
-}
-
-/// Returns true if another thread uses the receiver of a packet, for example to post a request.
-#[cfg(not(loom))]
-pub(crate) fn is_in_use(device: &'static Device, number: Qpn) -> bool {
-    let Some(own) = device.queue_pair(number.get()) else { return false };
-    own.send.lock_if(|| false).is_none() || own.responder.lock_if(|| false).is_none()
 }
 
 /// Makes all queue pairs of a subnet acknowledge the packets that they have executed.

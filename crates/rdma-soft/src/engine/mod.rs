@@ -32,7 +32,8 @@
 //!
 //! Two locks come before the receive side of an inbox. The first is that of the link's recently active sockets
 //! (`link/driver/near.rs`), the second that of a connection from another process (`link/local/inlet.rs`). A thread that
-//! executes a message of one packet holds them. They may be held during system calls.
+//! executes a message from the ring holds them, wherever it may hold the receive side. They may be held during system
+//! calls.
 //!
 //! Some work needs another queue pair's send side: moving that queue pair to error, or resuming a requester that waits
 //! for a receive. Such work is done [after](aftermath::Aftermath) all locks are released. There is one exception: a

@@ -71,7 +71,7 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
     fn carries_void(&self) -> bool;
 
     /// Sends a burst whose payload `fill` writes directly to the memory from which the far end reads it, if nothing waits
-    /// and there is space. Otherwise returns false without a call of `fill`. `fill` gets a buffer that represents that
+    /// and there is space. Otherwise returns false without calling `fill`. `fill` receives a buffer that represents that
     /// memory, and returns it if there is nothing to send.
     fn send_in_place(&self, fill: &mut Fill<'_>) -> bool {
         let _ = fill;
@@ -356,8 +356,8 @@ pub(crate) struct Outgoing {
     pub(crate) more: bool,
 }
 
-/// Sends the bursts that `next` writes to buffers, until none are left, the link has no space or the turn is over.
-/// Returns true if the turn is over and there may be more to send.
+/// Sends bursts until none are left, the link has no space or the turn is over. `next` writes their payloads to buffers, or
+/// to what these represent. Returns true if the turn is over and there may be more to send.
 /// If the link has no space, returns false, and the queue pair gets a turn later.
 pub(crate) fn transmit(
     own: &Station,
@@ -404,7 +404,7 @@ pub(crate) fn transmit(
             left = left.saturating_sub(outgoing.burst.segments.into());
             more = outgoing.more;
             let mut letter = Letter::new(route.path, outgoing.burst, None, buffer).with_word(word);
-            letter.placed = outgoing.placed;
+            (letter.placed, letter.in_ring) = (outgoing.placed, in_ring);
             Ok(letter)
         };
         if !in_place.is_some_and(|carrier| carrier.send_in_place(&mut fill)) {

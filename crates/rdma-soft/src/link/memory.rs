@@ -34,10 +34,16 @@ pub(crate) trait Receives:
     /// Work that is deferred to the end of a turn, and done before the receive side is released.
     type Afterwards: Default;
 
-    /// Executes packets that have arrived. The caller holds the receive side.
-    fn receive(&'static self, letter: &Letter, afterwards: &mut Self::Afterwards);
+    /// Executes packets that have arrived. The caller holds the receive side. Returns false if nothing was executed, because
+    /// another thread is using their queue pair and `may_wait` is false.
+    fn receive(
+        &'static self,
+        letter: &Letter,
+        afterwards: &mut Self::Afterwards,
+        may_wait: bool,
+    ) -> bool;
 
-    /// Does the deferred work. The caller holds the receive side, and no other lock.
+    /// Does the deferred work. The caller holds the receive side, and none of the locks that follow it.
     fn settle(&self, afterwards: &Self::Afterwards);
 
     /// Returns the links of the device's subnet, if time is virtual.
@@ -135,7 +141,8 @@ impl<D: Receives> Inbox<D> {
     }
 
     /// Executes a letter that arrives now from another process. Returns false, and does not execute it, under the same
-    /// conditions as [`execute_at_once`](Self::execute_at_once). The letter has a buffer of this inbox.
+    /// conditions as [`execute_at_once`](Self::execute_at_once), or if another thread is using its queue pair. The letter
+    /// has a buffer of this inbox.
     #[cfg(not(loom))]
     pub(crate) fn arrive_at_once(&self, letter: &mut Letter) -> bool {
         let executed = self.execute_at_once(|| {
@@ -145,10 +152,11 @@ impl<D: Receives> Inbox<D> {
                 letters.count += 1;
             }
             let mut afterwards = D::Afterwards::default();
-            self.device.receive(letter, &mut afterwards);
+            let executed = self.device.receive(letter, &mut afterwards, false);
             self.device.settle(&afterwards);
+            executed
         });
-        executed.is_some()
+        executed == Some(true)
     }
 
     /// Waits until everything that has arrived so far is executed, but not for later arrivals. The caller holds no
@@ -277,7 +285,7 @@ impl<D: Receives> Task for Inbox<D> {
                     self.capture(tap, &letter);
                 }
                 left = left.saturating_sub(letter.burst.segments.into());
-                self.device.receive(&letter, &mut afterwards);
+                self.device.receive(&letter, &mut afterwards, true);
                 let for_many = letter.is_for_many();
                 locked(&self.letters).arrived.keep(letter.into_buffer());
                 if for_many {

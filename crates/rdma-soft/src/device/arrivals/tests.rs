@@ -137,7 +137,7 @@ fn earlier_packets_are_dropped(to: u32, group: Option<Group>, own: &Arc<QueuePai
     let taken = |number| {
         let mut letter = Letter::new(PATH, datagram(to), Some(said), Box::default());
         letter.number = number;
-        receive(device, &letter, &mut Afterwards::default());
+        assert_eq!(receive(device, &letter, &mut Afterwards::default(), true), Some(()));
     };
     let counted = || {
         let counters = device.tally.counters();
@@ -184,7 +184,7 @@ fn acknowledgements_of_an_earlier_life_are_dropped() {
         let before = device.tally.counters();
         let mut letter = letter();
         letter.number = number;
-        receive(device, &letter, &mut Afterwards::default());
+        assert_eq!(receive(device, &letter, &mut Afterwards::default(), true), Some(()));
         let now = device.tally.counters();
         (
             now.wrong_state - before.wrong_state,
@@ -290,7 +290,7 @@ fn take_send(own: &QueuePair, psn: u32, ack_request: bool) -> Afterwards {
     let headers = Headers::new(Bth { ack_request, ..bth });
     let mut afterwards = Afterwards::default();
     let letter = Letter::new(PATH, Burst::single(headers, 0), None, Box::default());
-    receive(own.device, &letter, &mut afterwards);
+    assert_eq!(receive(own.device, &letter, &mut afterwards, true), Some(()));
     afterwards
 }
 
@@ -439,7 +439,7 @@ fn a_kept_packet_of_a_peer_that_has_given_up_is_not_executed() {
     let Continuation::Packet(letter) = continuation else { panic!("{continuation:?}") };
     own.post_receive(2, &[], &mut Turn::new()).unwrap();
     words.has_given_up.store(true, Ordering::Relaxed);
-    receive(device, &letter, &mut Afterwards::default());
+    assert_eq!(receive(device, &letter, &mut Afterwards::default(), true), Some(()));
     device.fabric.run_queue.run();
     assert_eq!((executed(), words.stored.load(Ordering::Relaxed)), (0, 2));
     own.destroy();
@@ -457,7 +457,7 @@ fn a_datagram_longer_than_the_mtu_is_dropped() {
         let said = Datagram { source: Source::UNDEFINED, header: None, group: None };
         let payload = vec![0; length.into()].into_boxed_slice();
         let letter = Letter::new(PATH, burst, Some(said), payload);
-        receive(device, &letter, &mut Afterwards::default());
+        assert_eq!(receive(device, &letter, &mut Afterwards::default(), true), Some(()));
         let counters = device.tally.counters();
         (counters.out_of_buffer, counters.resp_invalid_request_errors)
     };

@@ -14,6 +14,7 @@ use crate::engine::operation::{Opcode, Operation};
 use crate::engine::receive_queue::{Waiter, Waits};
 use crate::engine::responder::side::Responder;
 use crate::engine::station::Station;
+use crate::engine::wire::in_ring::{self, InRing};
 use crate::engine::wire::letter::ExecutedWords;
 use crate::memory::copy::{AtomicWord, Data, Fault, Reach, Segment};
 use crate::memory::grace_period::Visit;
@@ -146,23 +147,10 @@ impl Inbound<'_> {
         operation: &Operation,
         length: u64,
         at: u64,
-        out: &mut [u8],
+        (in_ring, out): (Option<InRing>, &mut [u8]),
     ) -> Result<(), Refused> {
         let source = self.remote(operation, length)?;
-        let fetched = self.reach.collect_bytes(&[source], at, out);
-        fetched.map_err(|_| fault_of_request(Status::REM_ACCESS_ERR))
-    }
-
-    /// Copies the bytes `from..to` of the memory that a READ of `length` bytes requested to the beginning of `sink`.
-    pub(crate) fn fetch_to(
-        &mut self,
-        operation: &Operation,
-        length: u64,
-        (from, to): (u64, u64),
-        sink: &[Segment],
-    ) -> Result<(), Refused> {
-        let source = self.remote(operation, length)?;
-        let fetched = self.reach.collect(&[source], from, sink, to.saturating_sub(from));
+        let fetched = in_ring::collect(self.reach, (&[source], at), in_ring, out);
         fetched.map_err(|_| fault_of_request(Status::REM_ACCESS_ERR))
     }
 

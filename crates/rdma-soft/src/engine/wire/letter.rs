@@ -31,9 +31,9 @@ pub(crate) struct Letter {
     /// The number of bytes of the same message before the payload, which the sender has written to this process's memory
     /// itself. Not 0 only for the last packet of a WRITE with immediate data, from another process.
     pub(crate) placed: u32,
-    /// The buffer with the payload. If the payload is [elsewhere](Self::in_ring), the buffer only represents it.
+    /// The buffer with the payload. If the payload is [in a ring](Self::in_ring), the buffer only represents it.
     payload: Box<[u8]>,
-    /// The place of the payload, if it is still in the ring through which it came.
+    /// The place of the payload, if it is in the ring between two processes.
     pub(crate) in_ring: Option<InRing>,
     /// The number of letters that arrived at the inbox before this one.
     pub(crate) number: u64,

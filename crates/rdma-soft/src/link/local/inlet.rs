@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use self::reading::{Reading, RingRead};
 use super::listener::Guest;
 use super::mapped::given::Giver;
-use super::shared::RingReceiver;
+use super::shared::{ALIGN, RingReceiver};
 use super::socket::{notify, receive_notification, receive_ring};
 use crate::device::Device;
 use crate::device::arrivals::answer_soon;
@@ -24,6 +24,7 @@ use crate::fabric::run_queue::{Entry, Task};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, SocketEvent, Token, Watched};
 use crate::link::executed::versions::ordered;
+use crate::link::ring::CAPACITY;
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, fence, locked_for_calls};
 
 /// The maximum number of messages that one turn reads.
@@ -32,8 +33,9 @@ const TURN: u32 = 16;
 /// The delay before an answer is sent again after the kernel had no memory for it.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// A limit on the number of turns, larger than a full ring or a full inbox requires.
-const MOST_TURNS: u32 = 256;
+/// A limit on the number of turns: twice as many as a ring full of the shortest messages requires. A full inbox ends a turn
+/// early.
+const MOST_TURNS: u32 = 2 * CAPACITY / ALIGN / TURN;
 
 #[derive(Debug)]
 pub(super) struct Inlet {

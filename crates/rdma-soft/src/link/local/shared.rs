@@ -38,7 +38,7 @@ const SIZE: usize = BEGIN + CAPACITY as usize;
 /// The number of the ring's bytes that have pages from the start.
 const FIRST_PAGES: u32 = 16 << 10;
 /// The alignment of messages.
-const ALIGN: u32 = 64;
+pub(super) const ALIGN: u32 = 64;
 /// If the receiver claims to be looking but reads nothing, the sender notifies it after looking this many times,
 /// which takes some microseconds.
 const PATIENCE: u32 = 128;
@@ -194,8 +194,8 @@ impl RingSender {
         Ok(())
     }
 
-    /// Writes a message, given in parts. The last `rest` bytes of the message are [in their place](Self::memory_from)
-    /// already. Returns whether the receiver must be notified, or `None` if there is no space.
+    /// Writes a message, given in parts. The last `rest` bytes of the message are already [in place](Self::memory_from).
+    /// Returns whether the receiver must be notified, or `None` if there is no space.
     ///
     /// # Errors
     /// Fails with `ENOMEM` or `EFAULT` if there is no memory for the ring.
@@ -231,22 +231,21 @@ impl RingSender {
         })
     }
 
-    /// Returns how many bytes of data, up to `most`, a message can have now after a head of `head` bytes. Bytes without
-    /// pages do not count, because these need a system call. Returns 0 if the ring has no space for `most` bytes, and in
-    /// a forked child.
-    pub(super) fn room_after(&self, head: usize, most: usize) -> usize {
-        let taken = ring_bytes(head + most).filter(|&taken| self.has_space(taken) == Ok(true));
+    /// Returns how many bytes of payload, up to `most`, a message with one burst can have now. Bytes without pages do not
+    /// count, because these need a system call. Returns 0 if the ring has no space for `most` bytes, and in a forked child.
+    pub(super) fn room(&self, most: usize) -> usize {
+        let taken = ring_bytes(HEAD + most).filter(|&taken| self.has_space(taken) == Ok(true));
         if taken.is_none() || self.memory.words().is_err() {
             return 0;
         }
-        let before = self.tail.load(Ordering::Relaxed) as usize + GAP as usize + head;
+        let before = self.tail.load(Ordering::Relaxed) as usize + DATA as usize;
         match self.allocated.load(Ordering::Relaxed) {
             CAPACITY.. => most,
             allocated => (allocated as usize).saturating_sub(before).min(most),
         }
     }
 
-    /// Returns the memory from the byte `at` after the beginning of the next message's gap on.
+    /// Returns the ring's memory that starts `at` bytes after the beginning of the next message's gap.
     pub(super) fn memory_from(&self, at: u32) -> [Segment; 2] {
         self.memory.ring(self.tail.load(Ordering::Relaxed).wrapping_add(at))
     }

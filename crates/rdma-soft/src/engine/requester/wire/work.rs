@@ -11,7 +11,7 @@ use crate::engine::requester::peer::Near;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{SendSide, local_length};
 use crate::engine::requester::wire::mapped::Placed;
-use crate::engine::wire::in_ring::InRing;
+use crate::engine::wire::in_ring::{self, InRing};
 use crate::engine::wire::run::Run;
 use crate::memory::copy::{Data, Reach};
 use crate::memory::grace_period::Visit;
@@ -167,11 +167,7 @@ impl<P: Near> Work for Queue<'_, P> {
         let is_posted = self.posted.is_some_and(|posted| n.wrapping_sub(posted).cast_signed() >= 0);
         // The memory of a request is mapped while the call that posts it runs.
         let reach = if is_posted { Reach::Mapped } else { self.own.adapter.later() };
-        let source = &requester.local;
-        let collected = match self.in_ring.and_then(|in_ring| in_ring.memory(out)) {
-            Some(memory) => reach.collect(source, from, &memory, out.len() as u64),
-            None => reach.collect_bytes(source, from, out),
-        };
+        let collected = in_ring::collect(reach, (&requester.local, from), self.in_ring, out);
         requester.local.clear();
         self.gathered_after = placed;
         collected.map_err(|_| Status::LOC_PROT_ERR)

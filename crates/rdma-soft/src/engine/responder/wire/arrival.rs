@@ -97,7 +97,7 @@ impl<'a> Arrival<'a> {
         let placed = self.inbound(|inbound, _| inbound.place(&operation, length, data, (from, to)));
         placed.map_err(|stop| match stop {
             inbound::Stop::Refused(refused) => self.refuse(refused),
-            // A packet's bytes are always mapped.
+            // The bytes of a packet are always mapped, unless a process has removed pages of its ring.
             inbound::Stop::Local => Stop::Drop,
         })
     }
@@ -180,14 +180,9 @@ impl Host for Arrival<'_> {
     fn fetch(&mut self, start: &MessageStart, at: u32, out: &mut [u8]) -> Result<(), Stop> {
         let operation = operation(start, None);
         let length = start.length.unwrap_or_default().into();
-        let memory = self.in_ring.and_then(|in_ring| in_ring.memory(out));
-        let fetched = self.inbound(|inbound, _| match memory {
-            Some(memory) => {
-                let range = (at.into(), u64::from(at) + out.len() as u64);
-                inbound.fetch_to(&operation, length, range, &memory)
-            }
-            None => inbound.fetch_bytes(&operation, length, at.into(), out),
-        });
+        let out = (self.in_ring, out);
+        let fetched =
+            self.inbound(|inbound, _| inbound.fetch_bytes(&operation, length, at.into(), out));
         fetched.map_err(|refused| self.refuse(refused))
     }
 

@@ -6,7 +6,7 @@ use rdma_proto::Burst;
 
 use super::Inlet;
 use crate::device::Device;
-use crate::device::arrivals::{is_for_nobody, is_in_use, receive_single};
+use crate::device::arrivals::{is_for_nobody, receive_single};
 use crate::engine::wire::Mailbox as _;
 use crate::engine::wire::in_ring::InRing;
 use crate::engine::wire::letter::{ExecutedWords, Letter};
@@ -136,8 +136,7 @@ impl Inlet {
             self.driver.note_useless();
             return true;
         }
-        // While this thread waited for a post of the receiver, no thread could read messages for others.
-        !is_in_use(self.device, letter.burst.header.bth.destination) && inbox.arrive_at_once(letter)
+        inbox.arrive_at_once(letter)
     }
 
     /// Returns a buffer of an inbox, if it has space.

@@ -27,7 +27,6 @@ use crate::engine::wire::letter::Letter;
 use crate::engine::wire::single::Single;
 use crate::engine::wire::{Outlet, Route};
 use crate::link::memory::BURSTS;
-use crate::link::ring::CAPACITY;
 use crate::memory::copy::Reach;
 use crate::sync::Lock;
 
@@ -157,12 +156,16 @@ impl Connected {
 
     /// Writes a SEND without data in the short form.
     fn write_single(&self, psn: u32) {
+        assert!(self.write_single_if_space(psn));
+    }
+
+    fn write_single_if_space(&self, psn: u32) -> bool {
         let path = path_within(self.receiver.device);
         let (to, psn) = (Qpn::masked(self.receiver.qpn), Psn::masked(psn));
         let (immediate, solicited, length) = (None, false, 0);
         let single = Single { path, to, psn, word: key(), immediate, solicited, length };
         let head = encode_single(self.receiver.device, &single).unwrap();
-        self.sender.write_single(&head, &[], 0).unwrap().unwrap();
+        self.sender.write_single(&head, &[], 0).unwrap().is_some()
     }
 
     /// Writes the same SEND as a packet.
@@ -207,6 +210,20 @@ impl Connected {
     fn run(&self) {
         self.receiver.device.fabric.run_queue.run();
     }
+}
+
+#[test]
+fn a_ring_full_of_the_shortest_messages_is_read_before_an_end_is_handled() {
+    static WORLD: World = World::new();
+    let all = Connected::new(&WORLD);
+    let mut messages = 0;
+    while all.write_single_if_space(messages) {
+        messages += 1;
+    }
+    assert_eq!(messages, CAPACITY / ALIGN);
+    Arc::clone(&all.inlet).read_all();
+    assert!(!all.inlet.has_message());
+    all.receiver.destroy();
 }
 
 /// No thread runs turns here, so packets wait.

@@ -1,8 +1,8 @@
 //! Writing to the ring: in turns of the neighbor, or at once.
 //!
 //! The call that sends a burst holds locks of the engine. If nothing else waits, it copies the burst from the program's
-//! memory to the ring. For this, it does not wait for a turn that writes, and makes no system call. If the process must be
-//! notified, a turn does that.
+//! memory to the ring. For this, it does not wait for a turn that writes. It makes no system call, unless the kernel copies
+//! memory that [may be gone](crate::memory::copy::Reach). If the process must be notified, a turn does that.
 
 use rustix::io::Errno;
 
@@ -109,7 +109,7 @@ impl Neighbor {
         }
         // Another thread may be writing earlier bursts.
         let Ok(_writing) = self.writing.try_lock() else { return false };
-        let room = self.ring.room_after(HEAD, BURST_BYTES);
+        let room = self.ring.room(BURST_BYTES);
         if room < LONGEST {
             return false;
         }
