@@ -394,15 +394,16 @@ pub(crate) fn transmit(
         return true;
     }
     // Faults and captures need the payload in a buffer.
-    let in_place = outlet.carrier().filter(|_| up && tap.is_none() && own.faults.is_none());
+    let mut in_place = outlet.carrier().filter(|_| up && tap.is_none() && own.faults.is_none());
     while left > 0 {
-        let mut more = false;
+        let (mut more, mut is_short) = (false, false);
         let mut fill = |mut buffer: Box<[u8]>, in_ring: Option<InRing>| {
             let most = in_ring.map_or(buffer.len(), |in_ring| in_ring.size());
             let room = room(&buffer[..most]);
             let Some(outgoing) = next(&mut buffer[..room], in_ring) else { return Err(buffer) };
             left = left.saturating_sub(outgoing.burst.segments.into());
             more = outgoing.more;
+            is_short = outgoing.burst.length < mtu.bytes();
             let mut letter = Letter::new(route.path, outgoing.burst, None, buffer).with_word(word);
             (letter.placed, letter.in_ring) = (outgoing.placed, in_ring);
             Ok(letter)
@@ -426,6 +427,10 @@ pub(crate) fn transmit(
         }
         if !more {
             return false;
+        }
+        if is_short {
+            // The carrier writes short bursts together in its turn.
+            in_place = None;
         }
     }
     true
