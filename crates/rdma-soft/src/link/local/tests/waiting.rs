@@ -9,9 +9,12 @@ use test_support::system_calls::refuse_pages;
 
 use super::super::neighbor::AGAIN;
 use super::*;
+use crate::device::arrivals::tests::queue_pair;
 use crate::engine::completion::work_completion::Source;
+use crate::engine::queue_pair::service::Service;
 use crate::engine::wire::in_ring::InRing;
 use crate::engine::wire::letter::Datagram;
+use crate::engine::wire::{Carrier, Outgoing, Outlet, Route, transmit};
 
 /// The length of each datagram.
 const LENGTH: usize = 1024;
@@ -19,6 +22,12 @@ const LENGTH: usize = 1024;
 const SIZE: usize = head::HEAD + LENGTH;
 /// A number of datagrams. The ring has space for about half of them.
 const MANY: usize = 900;
+
+/// Returns the headers of a SEND.
+fn header() -> Headers {
+    let opcode = Opcode::reliable(Operation::SendOnly);
+    Headers::new(Bth::new(opcode, Qpn::masked(5), Psn::masked(9)))
+}
 
 struct Scene {
     device: &'static Device,
@@ -76,9 +85,7 @@ impl Scene {
     }
 
     fn send_burst(&self, burst: impl FnOnce(Headers) -> Burst) {
-        let opcode = Opcode::reliable(Operation::SendOnly);
-        let header = Headers::new(Bth::new(opcode, Qpn::masked(5), Psn::masked(9)));
-        let burst = burst(header);
+        let burst = burst(header());
         let letter = |buffer| Letter::new(self.path(), burst, None, buffer);
         let mut is_sent = false;
         let mut fill = |buffer, in_ring: Option<InRing>| {
@@ -138,6 +145,33 @@ fn a_burst_is_written_at_once_unless_it_or_others_wait() {
     assert_eq!(scene.read_alone(), None);
     assert_eq!(scene.read(), Some(2 * head::HEAD + (60 << 10)));
     assert_eq!(scene.read(), None);
+}
+
+/// The first burst of a turn is written at once. After a short one, the others of the turn wait, to share a message. After a
+/// long one, they do not wait.
+#[test]
+fn short_bursts_of_a_turn_share_a_message() {
+    static WORLD: World = World::new();
+    let scene = Scene::new(&WORLD);
+    let own = queue_pair(scene.device, Service::ReliableConnection);
+    let carrier: Arc<dyn Carrier> = Arc::<Neighbor>::clone(&scene.neighbor);
+    let route = Route { path: scene.path(), outlet: Outlet::Carrier(carrier) };
+    let messages = || std::iter::from_fn(|| scene.read_alone()).collect::<Vec<_>>();
+    for (length, at_once, later) in [
+        (8, vec![head::HEAD + 8], vec![2 * (head::HEAD + 8)]),
+        (1024, vec![head::HEAD + 1024; 3], vec![]),
+    ] {
+        let mut left = 3;
+        let more = transmit(&own, (&route, None), Mtu::MTU1024, |_, _| {
+            left -= 1;
+            Some(Outgoing { burst: Burst::single(header(), length), placed: 0, more: left > 0 })
+        });
+        assert!(!more);
+        assert_eq!(messages(), at_once);
+        scene.device.fabric.run_queue.run();
+        assert_eq!(messages(), later);
+    }
+    own.destroy();
 }
 
 #[test]
