@@ -75,7 +75,8 @@ impl Afterwards {
         }
     }
 
-    /// Does the deferred work. The caller holds the receive side, and no other lock.
+    /// Does the deferred work. The caller holds the receive side, and none of the locks after it in the
+    /// [order](crate::engine).
     #[inline]
     fn settle(&self) {
         if let Some(words) = &self.words {
@@ -128,7 +129,7 @@ impl Receives for Device {
 
 /// Executes packets that have arrived at a device. Packets for unknown queue pairs get no answer. The caller holds the
 /// receive side of their inbox. Returns `None` if nothing was executed, because another thread is using the queue pair of a
-/// connection and `may_wait` is false.
+/// connection, or answers must be sent first. If `may_wait` is true, it waits instead. A request that fails may always wait.
 fn receive(
     device: &'static Device,
     letter: &Letter,
@@ -182,9 +183,14 @@ fn receive(
         if letter.words.is_some() {
             // The packet may be an answer to a request that the peer's process has executed. As on a NIC, where the
             // acknowledgement arrives first, that request completes first.
-            complete_executed(&own, may_wait)?;
+            own.complete_executed_if(may_wait)?;
         }
-        own.responder.lock_if(|| may_wait)?.receive_requests(&own, letter, &mut aftermath)
+        let mut responder = own.responder.lock_if(|| may_wait)?;
+        if !may_wait && responder.may_hold(letter) {
+            // Answering takes further locks.
+            return None;
+        }
+        responder.receive_requests(&own, letter, &mut aftermath)
     };
     aftermath.flush(&own);
     if let Some(words) = &letter.words {
@@ -195,15 +201,6 @@ fn receive(
         Answers::Now => own.entry.queue(),
         Answers::First => afterwards.hold(own),
     }
-    Some(())
-}
-
-/// Completes the requests that the peer has executed. Returns `None`, and completes nothing, if another thread is using the
-/// send side and `may_wait` is false.
-fn complete_executed(own: &Arc<QueuePair>, may_wait: bool) -> Option<()> {
-    let mut aftermath = Aftermath::default();
-    own.send.lock_if(|| may_wait)?.complete_executed(own, &mut aftermath);
-    aftermath.flush(own);
     Some(())
 }
 
@@ -227,7 +224,7 @@ pub(crate) fn receive_single(
     }
     // As for a [packet](receive), a request that the message may answer completes first. If this thread waited for a post
     // of this queue pair, no thread could read messages for others.
-    if complete_executed(&own, false).is_none() {
+    if own.complete_executed_if(false).is_none() {
         return false;
     }
     let Some(mut responder) = own.responder.lock_if(|| false) else { return false };

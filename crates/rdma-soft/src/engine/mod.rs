@@ -35,6 +35,9 @@
 //! executes a message from the ring holds them, wherever it may hold the receive side. They may be held during system
 //! calls.
 //!
+//! The lock of a ring to another process (`link/local/neighbor.rs`) is taken after a send side or a responder only if it is
+//! free. A thread that waits for it holds none of the locks after the receive side.
+//!
 //! Some work needs another queue pair's send side: moving that queue pair to error, or resuming a requester that waits
 //! for a receive. Such work is done [after](aftermath::Aftermath) all locks are released. There is one exception: a
 //! queue pair that leaves its connection makes the requester at the far end forget it. To do so, it locks that

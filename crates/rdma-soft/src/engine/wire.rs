@@ -398,12 +398,14 @@ pub(crate) fn transmit(
     while left > 0 {
         let (mut more, mut is_short) = (false, false);
         let mut fill = |mut buffer: Box<[u8]>, in_ring: Option<InRing>| {
-            let most = in_ring.map_or(buffer.len(), |in_ring| in_ring.size());
-            let room = room(&buffer[..most]);
+            let size = in_ring.map_or(buffer.len(), |in_ring| in_ring.size());
+            let room = room(&buffer[..size]);
             let Some(outgoing) = next(&mut buffer[..room], in_ring) else { return Err(buffer) };
             left = left.saturating_sub(outgoing.burst.segments.into());
             more = outgoing.more;
-            is_short = outgoing.burst.length < mtu.bytes();
+            let operation = outgoing.burst.header.bth.opcode.operation();
+            let is_whole = operation.starts_message() && operation.ends_message();
+            is_short = is_whole && outgoing.burst.length < mtu.bytes();
             let mut letter = Letter::new(route.path, outgoing.burst, None, buffer).with_word(word);
             (letter.placed, letter.in_ring) = (outgoing.placed, in_ring);
             Ok(letter)
@@ -429,7 +431,7 @@ pub(crate) fn transmit(
             return false;
         }
         if is_short {
-            // The carrier writes short bursts together in its turn.
+            // The carrier writes short messages together in its turn.
             in_place = None;
         }
     }

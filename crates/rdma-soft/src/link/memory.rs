@@ -35,7 +35,7 @@ pub(crate) trait Receives:
     type Afterwards: Default;
 
     /// Executes packets that have arrived. The caller holds the receive side. Returns false if nothing was executed, because
-    /// another thread is using their queue pair and `may_wait` is false.
+    /// that would have to wait for another thread or for answers, and `may_wait` is false.
     fn receive(
         &'static self,
         letter: &Letter,
@@ -43,7 +43,8 @@ pub(crate) trait Receives:
         may_wait: bool,
     ) -> bool;
 
-    /// Does the deferred work. The caller holds the receive side, and none of the locks that follow it.
+    /// Does the deferred work. The caller holds the receive side, and none of the locks after it in the
+    /// [order](crate::engine).
     fn settle(&self, afterwards: &Self::Afterwards);
 
     /// Returns the links of the device's subnet, if time is virtual.
@@ -99,7 +100,7 @@ pub(crate) struct Inbox<D: 'static> {
 #[derive(Debug)]
 struct Letters {
     arrived: Outbox<Letter>,
-    /// The number of letters that have arrived so far.
+    /// The number of the next letter. A letter that could not be executed at once gets a second number.
     count: u64,
 }
 
@@ -176,7 +177,7 @@ impl<D: Receives> Inbox<D> {
         drop(locked(&self.receive_side));
     }
 
-    /// Returns the number of bursts that have arrived.
+    /// Returns the number of the next letter. All letters that have arrived have smaller ones.
     pub(crate) fn arrived(&self) -> u64 {
         locked(&self.letters).count
     }

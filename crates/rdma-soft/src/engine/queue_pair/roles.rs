@@ -94,6 +94,15 @@ impl QueuePair {
         }
     }
 
+    /// Completes the requests that the peer has executed. Returns `None`, and completes nothing, if another thread is using
+    /// the send side and `may_wait` is false.
+    pub(crate) fn complete_executed_if(self: &Arc<Self>, may_wait: bool) -> Option<()> {
+        let mut aftermath = Aftermath::default();
+        self.send.lock_if(|| may_wait)?.complete_executed(self, &mut aftermath);
+        aftermath.flush(self);
+        Some(())
+    }
+
     /// Acknowledges received requests that are not acknowledged yet. The caller holds no lock.
     pub(crate) fn answer_now(self: &Arc<Self>) {
         if self.responder.lock().owes_acknowledgement() {
@@ -122,9 +131,7 @@ impl Owner for QueuePair {
     }
 
     fn complete_executed(self: Arc<Self>) {
-        let mut aftermath = Aftermath::default();
-        self.send.lock().complete_executed(&self, &mut aftermath);
-        aftermath.flush(&self);
+        let _ = self.complete_executed_if(true);
     }
 }
 

@@ -7,6 +7,7 @@ mod single;
 use std::sync::Arc;
 
 use rdma_proto::responder::{Owes, Responder as Reliable, Settings};
+use rdma_proto::wire::Operation as Packet;
 use rdma_proto::{Burst, Datagrams, UnreliableResponder};
 use rdma_types::{AccessFlags, AsyncEventKind, MinRnrTimer, Mtu, Psn, QpState, Qpn};
 
@@ -280,6 +281,25 @@ impl Responder {
         if let Some(want) = wire.given.want(words, word, key, domain, access, is_registered) {
             words.grant(want);
         }
+    }
+
+    /// Returns true if a completion may have to wait until the link has accepted answers, once this request is executed.
+    pub(crate) fn may_hold(&self, letter: &Letter) -> bool {
+        let burst = &letter.burst;
+        let last = burst.last.map_or(burst.header.bth.opcode, |last| last.opcode).operation();
+        let takes_receive = !matches!(
+            last,
+            Packet::RdmaWriteFirst
+                | Packet::RdmaWriteMiddle
+                | Packet::RdmaWriteLast
+                | Packet::RdmaWriteOnly
+                | Packet::RdmaReadRequest
+                | Packet::CompareSwap
+                | Packet::FetchAdd
+        );
+        let owes = |wire: &Wire| wire.owes() != Owes::Nothing || letter.word.is_none();
+        let owes = self.wire.as_deref().is_some_and(|wire| wire.acknowledges() && owes(wire));
+        self.has_held() || takes_receive && (self.unflushed || owes)
     }
 
     /// Returns true if some received requests are not acknowledged yet.

@@ -35,7 +35,7 @@ pub(crate) struct Letter {
     payload: Box<[u8]>,
     /// The place of the payload, if it is in the ring between two processes.
     pub(crate) in_ring: Option<InRing>,
-    /// The number of letters that arrived at the inbox before this one.
+    /// A number that increases with each letter that arrives at the inbox.
     pub(crate) number: u64,
     /// Whether another process or another host sent this letter.
     pub(crate) from_outside: bool,

@@ -40,7 +40,11 @@ struct Written {
 
 /// Returns a burst for the queue pair with this number: an empty SEND with this PSN.
 fn burst(device: &Device, number: u32, psn: u32) -> [u8; HEAD] {
-    let opcode = Opcode::reliable(Operation::SendOnly);
+    burst_of(device, Operation::SendOnly, number, psn)
+}
+
+fn burst_of(device: &Device, operation: Operation, number: u32, psn: u32) -> [u8; HEAD] {
+    let opcode = Opcode::reliable(operation);
     let header = Headers::new(Bth::new(opcode, Qpn::masked(number), Psn::masked(psn)));
     let letter = Letter::new(path_within(device), Burst::single(header, 0), None, Box::default());
     let letter = letter.with_word(Some(key()));
@@ -325,6 +329,21 @@ fn a_message_waits_in_the_inbox_for_a_post_of_its_receiver() {
     }
 }
 
+/// The same for a response. Its receiver expects none, and drops it.
+#[test]
+fn a_response_waits_in_the_inbox_for_a_post_of_its_receiver() {
+    static WORLD: World = World::new();
+    let all = Connected::new(&WORLD);
+    let device = all.receiver.device;
+    let head = burst_of(device, Operation::RdmaReadResponseMiddle, all.receiver.qpn, 0);
+    all.sender.write([&head[..]].into_iter(), 0).unwrap().unwrap();
+    all.read_beside(&all.receiver.send);
+    assert_eq!(device.tally.counters().wrong_state, 0);
+    all.run();
+    assert_eq!(device.tally.counters().wrong_state, 1);
+    all.receiver.destroy();
+}
+
 /// The thread that would answer finds this message, which another thread then reads without answering.
 #[test]
 fn a_question_is_answered_after_another_thread_has_read_the_last_message() {
@@ -389,7 +408,7 @@ fn data_is_written_to_its_place_in_the_ring_and_read_there() {
     let receiver = RingReceiver::open(file.as_fd()).unwrap();
     let data: Vec<u8> = (0..1100_u32).map(|n| n.to_le_bytes()[0]).collect();
     let (at, buffer) = (GAP + 8, vec![0; 1100]);
-    // The last messages are written after the end of the ring.
+    // The last messages are written after the position has passed the end of the ring.
     for _ in 0..=CAPACITY / 1100 {
         let in_ring = InRing::new(sender.memory_from(at), &buffer);
         for (part, bytes) in buffer.chunks(300).zip(data.chunks(300)) {

@@ -1,8 +1,9 @@
 //! Writing to the ring: in turns of the neighbor, or at once.
 //!
-//! The call that sends a burst holds locks of the engine. If nothing else waits, it copies the burst from the program's
-//! memory to the ring. For this, it does not wait for a turn that writes. It makes no system call, unless the kernel copies
-//! memory that [may be gone](crate::memory::copy::Reach). If the process must be notified, a turn does that.
+//! The call that sends a burst holds locks of the engine. If nothing else waits and the ring has space and pages, it copies
+//! the burst from the program's memory to the ring. For this, it does not wait for a turn that writes. It makes no system
+//! call, unless the kernel copies memory that [may be gone](crate::memory::copy::Reach). If the process must be notified, a
+//! turn does that.
 
 use rustix::io::Errno;
 
