@@ -3,8 +3,9 @@
 //! Two sides may access the same bytes at once, as with DMA. So a copy forms no reference to these bytes, and is
 //! written in assembly, which the compiler treats as opaque. It runs from low to high addresses. Its end, at most eight
 //! bytes, is written by one store after all others, for programs that poll the end of a message. An aligned word of
-//! eight bytes is written by a single store, unless its source crosses the end of a ring between two processes. Memory that may have been unmapped is copied by the kernel instead, where
-//! possible (`reach`). `--cfg rdma_visible_copies` replaces the assembly with a copy that AddressSanitizer intercepts.
+//! eight bytes is written by a single store, unless its source crosses the end of a ring between two processes. Memory
+//! that may have been unmapped is copied by the kernel instead, where possible (`reach`). `--cfg rdma_visible_copies`
+//! replaces the assembly with a copy that AddressSanitizer intercepts.
 #![allow(unsafe_code)]
 
 #[cfg(all(target_arch = "aarch64", not(miri)))]

@@ -28,8 +28,8 @@ impl InRing {
         self.size
     }
 
-    /// Returns the memory that a part of the buffer represents, and the rest of the ring after it. Returns `None` for bytes outside the
-    /// buffer, such as the result of an atomic, which is in a header.
+    /// Returns the memory that a part of the buffer represents, and the rest of the ring after it. Returns `None` for
+    /// bytes outside the buffer, such as the result of an atomic, which is in a header.
     #[inline]
     pub(crate) fn memory(&self, part: &[u8]) -> Option<[Segment; 2]> {
         let skipped = part.as_ptr().addr().wrapping_sub(self.buffer);
@@ -41,7 +41,8 @@ impl InRing {
     }
 }
 
-/// Copies from a list of segments to `out`, or to the memory that it represents, skipping the first `lead` bytes of the list.
+/// Copies from a list of segments to `out`, or to the memory that it represents, skipping the first `lead` bytes of the
+/// list.
 pub(crate) fn collect(
     reach: Reach,
     (source, lead): (&[Segment], u64),
