@@ -204,22 +204,42 @@ fn lost_packets_are_sent_again() {
     assert!(faults > 20, "{faults}");
 }
 
-/// Real time, between queue pairs of this process and through the link between processes.
+/// Installs devices with these faults. They execute requests within this process, or through the link between processes.
+fn install_on_each_link(name: &str, faults: &str) -> [String; 3] {
+    let names = ["roce", "ib", "link"].map(|link| format!("{name}-{link}"));
+    let faults: Faults = faults.parse().unwrap();
+    let install = |name: &str| Builder::new(name).faults(faults.clone());
+    install(&names[0]).install().unwrap();
+    install(&names[1]).link(Link::InfiniBand).install().unwrap();
+    install(&names[2]).peers(Peers::SameUser).force_wire().install().unwrap();
+    names
+}
+
+/// Real time.
 #[test]
 fn packets_are_lost_and_late_on_each_link() {
-    let faults: Faults = "loss=5%;slow_peer=10us".parse().unwrap();
-    let install = |name: &str| Builder::new(name).faults(faults.clone());
-    install("fault-loss-roce").install().unwrap();
-    install("fault-loss-ib").link(Link::InfiniBand).install().unwrap();
-    let link = install("fault-loss-link").peers(Peers::SameUser).force_wire();
-    link.install().unwrap();
-    for name in ["fault-loss-roce", "fault-loss-ib", "fault-loss-link"] {
-        let (a, b) = pair_with(name, &Size::default(), &Knobs::default());
+    for name in install_on_each_link("fault-loss", "loss=5%;slow_peer=10us") {
+        let (a, b) = pair_with(&name, &Size::default(), &Knobs::default());
         until("a lost packet", || {
             expect_traffic(&a, &b);
-            SoftDevice::find(name).unwrap().counters().injected_faults > 0
+            SoftDevice::find(&name).unwrap().counters().injected_faults > 0
         });
         expect_traffic(&a, &b);
+    }
+}
+
+/// Real time.
+#[test]
+fn no_packet_arrives_if_all_are_lost_on_each_link() {
+    for name in install_on_each_link("fault-all", "loss=100%") {
+        for length in [1, 100_000] {
+            let (a, b) = pair_with(&name, &Size::default(), &Knobs::prompt());
+            let source = a.pd.register_filled(vec![7; length], LOCAL_WRITE);
+            let sink = b.pd.register_filled(vec![0; length], ALL_ACCESS);
+            a.qp.post(&Wr::write(1, &[source.sge(0, length)], &sink, 0));
+            a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+            sink.assert_filled(0);
+        }
     }
 }
 
