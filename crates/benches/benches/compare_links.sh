@@ -1,6 +1,7 @@
 #!/bin/sh
 # Compares the links of the software device with other libraries by turns, over shared memory, and over TCP and UDP on
-# the loopback interface: UCX (package ucx-utils) and libfabric (package libfabric-bin). Prints medians.
+# the loopback interface: UCX (package ucx-utils) and libfabric (package libfabric-bin). Prints medians. The last row shows
+# how far apart the cores of a turn are: near cores pass a cache line in some 50 ns, far ones in 100 ns or more.
 # docs/performance.md has the results.
 #
 #     crates/benches/benches/compare_links.sh [TURNS [COMMAND...]]
@@ -45,6 +46,11 @@ figure() { sed -n "s/^$1 *\([0-9.]*\).*/\1/p" "$folder/own" | tail -n 1; }
 latency() { pair Final: "$command" $prefix ucx_perftest "$@" | awk '{ print 1000 * $3 }'; }
 bandwidth() { pair Final: "$command" $prefix ucx_perftest "$@" | awk '{ print $6 * 1.048576 / 1000 }'; }
 
+# The figure in the first line with the second words after a line with the first words.
+mapped() { sed -n "/^$1/,\$s/^$2 *\([0-9.]*\).*/\1/p" "$folder/own" | head -n 1; }
+# The time of a message is the seventh word of the last line of fi_pingpong.
+fabric() { pair '^8 ' "$command" $prefix fi_pingpong -e rdm "$@" | awk '{ print 1000 * $7 }'; }
+
 command=${1:-env}
 [ $# -eq 0 ] || shift
 prefix=$*
@@ -55,19 +61,25 @@ while [ "$turn" -lt "$turns" ]; do
     own soft0 trips
     note '1 SEND of 8 bytes, half a round trip, ns' "$(figure 'SEND on soft0')"
     note '1 UCX over shared memory, a message' "$(UCX_TLS=$memory latency -t tag_lat -s 8 -n 50000)"
+    note '1 libfabric over shared memory, a message' "$(fabric -p shm -S 8 -I 50000)"
     own udp trips
     note '2 SEND of 8 bytes by UDP, half a round trip, ns' "$(figure 'SEND on UDP')"
     note '2 UCX over TCP, a message' "$(UCX_TLS=tcp latency -t tag_lat -s 8 -n 50000)"
-    note '2 libfabric over UDP, a message' \
-        "$(pair '^8 ' "$command" $prefix fi_pingpong -p 'udp;ofi_rxd' -e rdm -S 8 -I 5000 | awk '{ print 1000 * $7 }')"
+    note '2 libfabric over UDP, a message' "$(fabric -p 'udp;ofi_rxd' -S 8 -I 5000)"
     own soft0 sends
     note '3 SENDs of 64 KiB, GB/s' "$(figure 'SEND of   64 KiB on soft0')"
     note '3 UCX over shared memory, messages' "$(UCX_TLS=$memory bandwidth -t tag_bw -s 65536 -n 32768)"
     note '4 SENDs of 1 MiB, GB/s' "$(figure 'SEND of 1024 KiB on soft0')"
     note '4 UCX over shared memory, messages' "$(UCX_TLS=$memory bandwidth -t tag_bw -s 1048576 -n 2048)"
     own soft0 mapped
-    note '5 WRITEs of 64 KiB to mapped memory, GB/s' "$(sed -n '/of   64 KiB/{n;s/WRITEs *\([0-9.]*\).*/\1/p}' "$folder/own")"
+    note '5 WRITEs of 64 KiB to mapped memory, GB/s' "$(mapped 'copies of   64 KiB' 'WRITEs')"
+    note '5 READs of 64 KiB from mapped memory' "$(mapped 'copies of   64 KiB' 'READs')"
+    note '5 copies of 64 KiB within a process' "$(figure 'copies of   64 KiB')"
     note '5 UCX over shared memory, puts' "$(UCX_TLS=$memory bandwidth -t ucp_put_bw -s 65536 -n 32768)"
+    note '8 WRITEs of 8 bytes, 64 in flight, mapped, M/s' "$(figure 'between processes')"
+    note '8 the same within a process' "$(figure 'within a process')"
+    note '9 WRITE of 8 bytes until it is seen, mapped, ns' "$(figure 'WRITEs of 8 bytes')"
+    note '9 a cache line between two threads' "$(figure 'stores of two threads')"
     own udp writes
     note '6 WRITEs of 64 KiB by UDP, GB/s' "$(figure 'WRITE of   64 KiB on UDP')"
     note '6 UCX over TCP, puts' "$(UCX_TLS=tcp bandwidth -t ucp_put_bw -s 65536 -n 20000)"
