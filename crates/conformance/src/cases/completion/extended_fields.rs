@@ -238,13 +238,14 @@ fn fields_may_be_read_again(device: &Device) {
         scene.a.send_cq.expect_success(wr_id);
     }
     let cq = &scene.b.receive_cq;
-    assert_eq!(cq.start(), 0);
+    cq.start_at_next();
     let first = (cq.at(), cq.read());
     // Later completions do not change the current one, even if they are in the same queue.
     scene.exchange(&Wr::send(3, &[scene.at_a.sge(0, 9)]).with_imm(6));
     scene.a.send_cq.expect_success(3);
     assert_eq!((cq.at(), cq.read()), first);
-    assert_eq!((cq.advance(), cq.at().0), (0, 12));
+    cq.advance_to_next();
+    assert_eq!(cq.at().0, 12);
     cq.end();
 }
 
