@@ -69,6 +69,7 @@ while [ "$turn" -lt "$turns" ]; do
     own soft0 sends
     note '3 SENDs of 64 KiB, GB/s' "$(figure 'SEND of   64 KiB on soft0')"
     note '3 UCX over shared memory, messages' "$(UCX_TLS=$memory bandwidth -t tag_bw -s 65536 -n 32768)"
+    note '3 copies through a ring of the same length' "$(figure 'copies through a ring')"
     note '4 SENDs of 1 MiB, GB/s' "$(figure 'SEND of 1024 KiB on soft0')"
     note '4 UCX over shared memory, messages' "$(UCX_TLS=$memory bandwidth -t tag_bw -s 1048576 -n 2048)"
     own soft0 mapped

@@ -161,6 +161,8 @@ enum Work {
     RawBytes,
     /// Writes of that many bytes in one direction.
     Writes(usize),
+    /// Copies to and from a ring, without a device.
+    RingCopies,
     /// Messages of that many bytes in one direction.
     Sends(usize),
     Frames(Frames),
@@ -188,6 +190,7 @@ impl Work {
             Self::RawWakes => 4,
             Self::Wakes => 5,
             Self::PacketTrips => 6,
+            Self::RingCopies => 7,
             Self::Writes(length) => length as u64,
             Self::Sends(length) => SENDS + length as u64,
             Self::Frames(Frames { length, to_ring }) => FRAMES + length as u64 + u64::from(to_ring),
@@ -210,6 +213,7 @@ impl Work {
             4 => Self::RawWakes,
             5 => Self::Wakes,
             6 => Self::PacketTrips,
+            7 => Self::RingCopies,
             length if length < SENDS => Self::Writes(usize::try_from(length).unwrap()),
             number if number < FRAMES => Self::Sends(usize::try_from(number - SENDS).unwrap()),
             number if number < WAITS => Self::Frames(Frames {
@@ -364,7 +368,7 @@ impl Ends {
                 Work::RawBytes => self.take_chunks(),
                 Work::RawWakes => self.raw_wakes(false),
                 // This process sleeps meanwhile, and takes no part in the writes.
-                Work::Wakes => self.meet(),
+                Work::Wakes | Work::RingCopies => self.meet(),
                 Work::Writes(_) => self.poll_until_met(),
                 Work::Sends(length) => self.receive_all(length),
                 Work::Frames(frames) => self.read_frames(frames),
@@ -387,6 +391,10 @@ impl Ends {
             Work::RawWakes => self.raw_wakes(true),
             Work::Wakes => self.wake(),
             Work::Writes(length) => self.write_all(length),
+            Work::RingCopies => {
+                streams::copy_through_ring();
+                self.meet();
+            }
             Work::Sends(length) => self.send_all(length),
             Work::Frames(frames) => self.write_frames(frames),
             Work::Waits(waits) => self.wait_for(waits, true),

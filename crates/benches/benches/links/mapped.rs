@@ -197,11 +197,13 @@ impl Ends {
     }
 }
 
+/// A word that shares no cache line with others.
+#[repr(align(128))]
+pub(crate) struct Line(pub(crate) AtomicU64);
+
 /// Two threads store a word by turns, and each waits for the other's.
 fn exchange() {
-    #[repr(align(128))]
-    struct Line(AtomicU64);
-    let lines = [Line(AtomicU64::new(0)), Line(AtomicU64::new(0))];
+    let lines = [const { Line(AtomicU64::new(0)) }; 2];
     let [near, far] = &lines;
     let wait = |line: &Line, trip| {
         while line.0.load(Ordering::Acquire) != trip {

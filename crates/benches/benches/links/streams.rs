@@ -1,8 +1,14 @@
-//! Requests in one direction, beside the bytes of a socket.
+//! Requests in one direction, beside the bytes of a socket, and copies through a ring.
+
+use std::hint::spin_loop;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use test_support::rig::post::Wr;
 
+use super::mapped::Line;
 use super::{BYTES, CHUNK, Ends, LARGEST, QUEUE, Work, completed, speed, spin};
 
 impl Ends {
@@ -21,11 +27,16 @@ impl Ends {
     }
 
     pub(crate) fn measure_sends(&self) {
-        println!("one direction                    GB/s");
+        println!("one direction                    GB/s   ratio");
         for length in [8 << 10, CHUNK, LARGEST] {
-            let [own] = self.medians([Work::Sends(length)]).map(speed);
-            let name = if self.datagrams.is_some() { "UDP" } else { "soft0" };
-            println!("SEND of {:>4} KiB on {name:<9}{own:>8.2}", length >> 10);
+            if self.datagrams.is_some() {
+                let [own] = self.medians([Work::Sends(length)]).map(speed);
+                println!("SEND of {:>4} KiB on UDP      {own:>8.2}", length >> 10);
+                continue;
+            }
+            let [raw, own] = self.medians([Work::RingCopies, Work::Sends(length)]).map(speed);
+            println!("copies through a ring        {raw:>8.2}");
+            println!("SEND of {:>4} KiB on soft0    {own:>8.2}   {:.2}", length >> 10, own / raw);
         }
     }
 
@@ -96,4 +107,40 @@ impl Ends {
         }
         self.poll_until_met();
     }
+}
+
+/// Bytes that begin at a page. A copy is slower if its destination is a little further into its page than its source.
+#[derive(Clone, PartialEq)]
+#[repr(align(4096))]
+struct Chunk([u8; CHUNK]);
+
+/// A thread copies bytes to a ring that is as long as that of the device, and another thread copies them from it.
+pub(crate) fn copy_through_ring() {
+    let chunks = |byte, bytes| vec![Chunk([byte; CHUNK]); bytes / CHUNK];
+    let ring: Vec<_> = chunks(0, 512 << 10).into_iter().map(Mutex::new).collect();
+    let (source, mut sink) = (chunks(7, LARGEST), chunks(0, LARGEST));
+    let count = source.len();
+    let [written, taken] = &[const { Line(AtomicU64::new(0)) }; 2];
+    let wait = |line: &Line, least| {
+        while line.0.load(Ordering::Acquire) < least as u64 {
+            spin_loop();
+        }
+    };
+    // One thread at a time has the lock of a chunk, so no lock is contended.
+    let slot = |n: usize| ring[n % ring.len()].lock().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0..BYTES / CHUNK {
+                wait(written, n + 1);
+                sink[n % count].0.copy_from_slice(&slot(n).0);
+                taken.0.store(n as u64 + 1, Ordering::Release);
+            }
+        });
+        for n in 0..BYTES / CHUNK {
+            wait(taken, (n + 1).saturating_sub(ring.len()));
+            slot(n).0.copy_from_slice(&source[n % count].0);
+            written.0.store(n as u64 + 1, Ordering::Release);
+        }
+    });
+    assert!(sink == source);
 }
