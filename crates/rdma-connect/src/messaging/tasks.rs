@@ -1,11 +1,11 @@
 //! The tasks that wait for an event of a connection.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 
 /// An event that tasks wait for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     /// A message has arrived.
     Receive,
@@ -20,6 +20,8 @@ pub(super) enum Event {
 }
 
 impl Event {
+    const COUNT: usize = Self::End as usize + 1;
+
     /// The events after which an operation may begin.
     pub(super) const STARTS: [Self; 2] = [Self::Send, Self::Call];
 }
@@ -43,57 +45,54 @@ impl Waiting {
     }
 }
 
-/// Tasks that wait, by event and number. A message that arrives, or an operation that ends, wakes the task that has
+/// Tasks that wait for each event, by number. A message that arrives, or an operation that ends, wakes the task that has
 /// waited longest. If that task leaves, it wakes the next one, so no wake is lost. If it waits again, it is first again.
 #[derive(Debug, Default)]
-pub(super) struct Tasks(BTreeMap<(Event, u64), Waker>);
+pub(super) struct Tasks([VecDeque<(u64, Waker)>; Event::COUNT]);
 
 impl Tasks {
     /// Adds a task if there is a waker. Moves the task's earlier waker to `waker`, for the caller to drop without the
     /// lock.
     pub(super) fn wait(&mut self, event: Event, waiting: &mut Waiting, waker: &mut Option<Waker>) {
         let Some(new) = waker.take() else { return };
-        *waker = self.0.insert(waiting.place(event), new);
+        let (event, task) = waiting.place(event);
+        let tasks = &mut self.0[event as usize];
+        match tasks.binary_search_by_key(&task, |&(number, _)| number) {
+            Ok(at) => *waker = Some(std::mem::replace(&mut tasks[at].1, new)),
+            Err(at) => tasks.insert(at, (task, new)),
+        }
     }
 
     /// Removes a task that has waited. Returns its event, and its waker unless it was woken.
     pub(super) fn forget(&mut self, waiting: &mut Waiting) -> Option<(Event, Option<Waker>)> {
-        let place = waiting.0.take()?;
-        Some((place.0, self.0.remove(&place)))
-    }
-
-    /// Returns the place of the task that has waited longest for an event.
-    fn next(&self, event: Event) -> Option<(Event, u64)> {
-        self.0.range((event, 0)..=(event, u64::MAX)).next().map(|(&place, _)| place)
+        let (event, task) = waiting.0.take()?;
+        let tasks = &mut self.0[event as usize];
+        let at = tasks.binary_search_by_key(&task, |&(number, _)| number).ok();
+        Some((event, at.and_then(|at| tasks.remove(at)).map(|(_, waker)| waker)))
     }
 
     /// Returns true if a task waits for an event.
     pub(super) fn are_waiting(&self, event: Event) -> bool {
-        self.next(event).is_some()
+        !self.0[event as usize].is_empty()
     }
 
     /// Returns true if no task waits.
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.0.iter().all(VecDeque::is_empty)
     }
 
     /// Removes the task that has waited longest for an event, and adds its waker to `woken`.
     pub(super) fn wake_next(&mut self, event: Event, woken: &mut Vec<Waker>) {
-        woken.extend(self.next(event).and_then(|place| self.0.remove(&place)));
+        woken.extend(self.0[event as usize].pop_front().map(|(_, waker)| waker));
     }
 
     /// Removes the tasks that wait for an event, and adds their wakers to `woken`.
     pub(super) fn wake(&mut self, event: Event, woken: &mut Vec<Waker>) {
-        while let Some(place) = self.next(event) {
-            woken.extend(self.0.remove(&place));
-        }
+        woken.extend(self.0[event as usize].drain(..).map(|(_, waker)| waker));
     }
 
     /// Removes all tasks, and adds their wakers to `woken`.
     pub(super) fn wake_all(&mut self, woken: &mut Vec<Waker>) {
-        // Unlike `clear`, this keeps an allocation.
-        while let Some((_, waker)) = self.0.pop_first() {
-            woken.push(waker);
-        }
+        woken.extend(self.0.iter_mut().flat_map(|tasks| tasks.drain(..)).map(|(_, waker)| waker));
     }
 }
