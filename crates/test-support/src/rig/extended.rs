@@ -73,19 +73,6 @@ impl Cq {
         unsafe { ibv_next_poll(self.ex()) }
     }
 
-    /// Waits until there is another completion, and advances to it. A device may acknowledge a message before it
-    /// completes the receive.
-    #[track_caller]
-    pub fn advance_to_next(&self) {
-        until("another completion", || match Errno::from_raw(self.advance()) {
-            Errno::ENOENT => false,
-            advanced => {
-                assert_eq!(advanced.raw(), 0, "{advanced}");
-                true
-            }
-        });
-    }
-
     pub fn end(&self) {
         unsafe { ibv_end_poll(self.ex()) }
     }
