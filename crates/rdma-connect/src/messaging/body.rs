@@ -1,6 +1,6 @@
 //! The bytes of messages that arrive.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 
 use rdma_mem::Buffer;
 use rdma_message::Incoming;
@@ -128,26 +128,15 @@ impl Sizes {
     }
 }
 
-/// The messages that have begun to arrive, by number. One arrives in parts. The others are complete, but an earlier one
-/// is not. A peer can make them many.
+/// The messages that have begun to arrive. One arrives in parts. The others are complete, but an earlier one is not. A
+/// peer can make them many.
 #[derive(Debug, Default)]
-pub(super) struct Arriving(VecDeque<(Incoming, Body)>);
+pub(super) struct Arriving(BTreeMap<Incoming, Body>);
 
 impl Arriving {
-    /// An empty list keeps memory for this many messages.
-    const KEPT: usize = 128;
-
-    /// Returns the place of a message, or the place where it belongs.
-    fn find(&self, message: Incoming) -> Result<usize, usize> {
-        self.0.binary_search_by_key(&message, |&(number, _)| number)
-    }
-
     /// Adds a message that has arrived in one piece.
     pub(super) fn add(&mut self, message: Incoming, body: Body) {
-        match self.find(message) {
-            Ok(at) => self.0[at].1 = body,
-            Err(at) => self.0.insert(at, (message, body)),
-        }
+        self.0.insert(message, body);
     }
 
     /// Adds the next part of a message. `stage` returns memory of the pool, if there is some.
@@ -158,20 +147,11 @@ impl Arriving {
         sizes: Sizes,
         stage: impl FnOnce(usize) -> Option<Buffer>,
     ) {
-        let at = self.find(message).unwrap_or_else(|at| {
-            self.0.insert(at, (message, Body::default()));
-            at
-        });
-        self.0[at].1.append(part, sizes, stage);
+        self.0.entry(message).or_default().append(part, sizes, stage);
     }
 
     /// Removes a message. An empty one has no parts.
     pub(super) fn take(&mut self, message: Incoming) -> Body {
-        let Ok(at) = self.find(message) else { return Body::default() };
-        let body = self.0.remove(at).map_or_else(Body::default, |(_, body)| body);
-        if self.0.is_empty() {
-            self.0.shrink_to(Self::KEPT);
-        }
-        body
+        self.0.remove(&message).unwrap_or_default()
     }
 }

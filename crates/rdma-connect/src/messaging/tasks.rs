@@ -51,24 +51,33 @@ impl Waiting {
 pub(super) struct Tasks([VecDeque<(u64, Waker)>; Event::COUNT]);
 
 impl Tasks {
+    /// Returns the tasks that wait for the event, and the index of the task among them, or where it belongs.
+    fn find(
+        &mut self,
+        (event, task): (Event, u64),
+    ) -> (&mut VecDeque<(u64, Waker)>, Result<usize, usize>) {
+        let tasks = &mut self.0[event as usize];
+        let at = tasks.binary_search_by_key(&task, |&(number, _)| number);
+        (tasks, at)
+    }
+
     /// Adds a task if there is a waker. Moves the task's earlier waker to `waker`, for the caller to drop without the
     /// lock.
     pub(super) fn wait(&mut self, event: Event, waiting: &mut Waiting, waker: &mut Option<Waker>) {
         let Some(new) = waker.take() else { return };
-        let (event, task) = waiting.place(event);
-        let tasks = &mut self.0[event as usize];
-        match tasks.binary_search_by_key(&task, |&(number, _)| number) {
-            Ok(at) => *waker = Some(std::mem::replace(&mut tasks[at].1, new)),
-            Err(at) => tasks.insert(at, (task, new)),
+        let place = waiting.place(event);
+        match self.find(place) {
+            (tasks, Ok(at)) => *waker = Some(std::mem::replace(&mut tasks[at].1, new)),
+            (tasks, Err(at)) => tasks.insert(at, (place.1, new)),
         }
     }
 
     /// Removes a task that has waited. Returns its event, and its waker unless it was woken.
     pub(super) fn forget(&mut self, waiting: &mut Waiting) -> Option<(Event, Option<Waker>)> {
-        let (event, task) = waiting.0.take()?;
-        let tasks = &mut self.0[event as usize];
-        let at = tasks.binary_search_by_key(&task, |&(number, _)| number).ok();
-        Some((event, at.and_then(|at| tasks.remove(at)).map(|(_, waker)| waker)))
+        let place = waiting.0.take()?;
+        let (tasks, at) = self.find(place);
+        let removed = at.ok().and_then(|at| tasks.remove(at));
+        Some((place.0, removed.map(|(_, waker)| waker)))
     }
 
     /// Returns true if a task waits for an event.
