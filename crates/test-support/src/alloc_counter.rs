@@ -33,15 +33,46 @@ pub struct CountingAllocator {
     freed: AtomicU64,
 }
 
-/// Asserts that the second half of the rounds allocates nothing, except in at most one round. On a busy machine, a thread
-/// may sleep there for the first time. `counts` has the number of allocations after each round.
+/// Rounds of the code under test, until enough of them in a row have allocated nothing. Counts them from 0.
 ///
-/// # Panics
-/// If more rounds allocate.
-pub fn assert_steady(counts: &[u64], name: &str) {
-    let late = &counts[counts.len() / 2..];
-    let allocating = late.windows(2).filter(|rounds| rounds[0] != rounds[1]).count();
-    assert!(allocating <= 1, "{name}: {counts:?}");
+/// Lists grow when they are longer than ever before, and a thread allocates when it first sleeps. On a busy machine, both
+/// may happen late, but not again and again.
+#[derive(Debug)]
+pub struct Rounds<'a> {
+    allocator: &'a CountingAllocator,
+    name: String,
+    begun: usize,
+    /// The number of allocations after the last round that allocated.
+    allocations: u64,
+    /// The number of rounds that had begun by then.
+    since: usize,
+}
+
+impl Rounds<'_> {
+    /// The number of rounds in a row that must allocate nothing.
+    pub const QUIET: usize = 100;
+    const MOST: usize = 5_000;
+}
+
+impl Iterator for Rounds<'_> {
+    type Item = usize;
+
+    /// Begins a round, or returns `None` after [`QUIET`](Self::QUIET) rounds that allocated nothing.
+    ///
+    /// # Panics
+    /// If thousands of rounds had no such sequence.
+    fn next(&mut self) -> Option<usize> {
+        let allocations = self.allocator.allocations();
+        if allocations != self.allocations {
+            (self.allocations, self.since) = (allocations, self.begun);
+        }
+        if self.begun - self.since == Self::QUIET {
+            return None;
+        }
+        assert!(self.begun < Self::MOST, "{}: {allocations} allocations", self.name);
+        self.begun += 1;
+        Some(self.begun - 1)
+    }
 }
 
 impl CountingAllocator {
@@ -59,6 +90,12 @@ impl CountingAllocator {
         // The synchronization with the other thread orders that thread's increments before this
         // load.
         self.allocations.load(Ordering::Relaxed)
+    }
+
+    /// Returns the rounds of a test. `name` is for the message of a failure.
+    pub fn rounds(&self, name: impl Into<String>) -> Rounds<'_> {
+        let allocations = self.allocations();
+        Rounds { allocator: self, name: name.into(), begun: 0, allocations, since: 0 }
     }
 
     /// Returns the total size of all allocations since the process began, in bytes, including memory that was freed.
