@@ -1,8 +1,8 @@
 #!/bin/sh
 # Compares the links of the software device with other libraries by turns, over shared memory, and over TCP and UDP on
-# the loopback interface: UCX (package ucx-utils) and libfabric (package libfabric-bin). Prints medians. The last row shows
-# how far apart the cores of a turn are: near cores pass a cache line in some 50 ns, far ones in 100 ns or more.
-# docs/performance.md has the results.
+# the loopback interface: UCX (package ucx-utils) and libfabric (package libfabric-bin). Prints medians and ranges. The
+# cache line between two threads shows how far apart the cores are: near cores pass it in some 50 ns, far ones in 100 ns
+# or more. docs/performance.md has the results.
 #
 #     crates/benches/benches/compare_links.sh [TURNS [COMMAND...]]
 #
@@ -35,7 +35,7 @@ pair() {
     grep "$first" "$folder/output" | tail -n 1
 }
 
-# Notes a figure of a row, whose reference is the other row with the same number.
+# Notes a figure of a row. Rows with the same number are compared.
 note() {
     [ -n "$2" ] || { echo "no figure: $1" >&2; exit 1; }
     echo "$1: $2" >> "$folder/figures"
@@ -69,7 +69,7 @@ while [ "$turn" -lt "$turns" ]; do
     own soft0 sends
     note '3 SENDs of 64 KiB, GB/s' "$(figure 'SEND of   64 KiB on soft0')"
     note '3 UCX over shared memory, messages' "$(UCX_TLS=$memory bandwidth -t tag_bw -s 65536 -n 32768)"
-    note '3 copies through a ring of the same length' "$(figure 'copies through a ring')"
+    note '3 copies of 64 KiB through a ring' "$(sed -n 's/^ring copies, 64 KiB *//p' "$folder/own" | sed -n 2p)"
     note '4 SENDs of 1 MiB, GB/s' "$(figure 'SEND of 1024 KiB on soft0')"
     note '4 UCX over shared memory, messages' "$(UCX_TLS=$memory bandwidth -t tag_bw -s 1048576 -n 2048)"
     own soft0 mapped
@@ -90,7 +90,7 @@ while [ "$turn" -lt "$turns" ]; do
 done
 
 printf '%-50s%10s%10s%10s\n' 'medians and ranges' median least most
-cut -d: -f1 "$folder/figures" | sort -u | while read -r row; do
+cut -d: -f1 "$folder/figures" | LC_ALL=C sort -u | while read -r row; do
     sed -n "s|^$row: ||p" "$folder/figures" | sort -n | awk -v row="${row#? }" '
         { all[NR] = $1 } END { printf "%-50s%10.2f%10.2f%10.2f\n", row, all[int((NR + 1) / 2)], all[1], all[NR] }'
 done

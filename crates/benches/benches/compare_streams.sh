@@ -1,6 +1,7 @@
 #!/bin/sh
 # Compares streams with those of rust-rdma-io (the crate rdma-io), which need librdmacm (package librdmacm1) and its
-# kernel module: round trips by turns, with both ends in one process on rxe0, on all processors and then on one.
+# kernel module: round trips by turns, with both ends in one process on rxe0, on all processors, and then with
+# the program on one.
 # docs/performance.md has the results.
 #
 #     cargo xtask rxe-setup
@@ -127,5 +128,5 @@ cd "$folder"
 RUSTFLAGS="-L $folder/lib" cargo build -q --release
 cd "$root"
 program=$folder/target/release/compare-streams
-cargo xtask rxe-run -- sh -c 'echo "all processors:"; "$0" "$@"; echo "one processor:"; taskset -c 0 "$0" "$@"' \
+cargo xtask rxe-run -- sh -ec 'echo "all processors:"; "$0" "$@"; echo "one processor:"; taskset -c 0 "$0" "$@"' \
     "$program" "$@"

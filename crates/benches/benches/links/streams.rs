@@ -13,30 +13,33 @@ use super::{BYTES, CHUNK, Ends, LARGEST, QUEUE, Work, completed, speed, spin};
 
 impl Ends {
     pub(crate) fn measure_writes(&self) {
-        println!("one direction                    GB/s   ratio");
-        for length in [CHUNK, LARGEST] {
-            if self.datagrams.is_some() {
-                let [own] = self.medians([Work::Writes(length)]).map(speed);
-                println!("WRITE of {:>4} KiB on UDP     {own:>8.2}", length >> 10);
-                continue;
-            }
-            let [raw, own] = self.medians([Work::RawBytes, Work::Writes(length)]).map(speed);
-            println!("socket, 64 KiB               {raw:>8.2}");
-            println!("WRITE of {:>4} KiB on soft0   {own:>8.2}   {:.2}", length >> 10, own / raw);
-        }
+        self.measure_each("WRITE", &[CHUNK, LARGEST], Work::Writes, ("socket", Work::RawBytes));
     }
 
     pub(crate) fn measure_sends(&self) {
+        let copies = ("ring copies", Work::RingCopies);
+        self.measure_each("SEND", &[8 << 10, CHUNK, LARGEST], Work::Sends, copies);
+    }
+
+    /// Measures requests of each length. Between processes, they alternate with other work in chunks of 64 KiB.
+    fn measure_each(
+        &self,
+        opcode: &str,
+        lengths: &[usize],
+        work: fn(usize) -> Work,
+        (reference, raw): (&str, Work),
+    ) {
         println!("one direction                    GB/s   ratio");
-        for length in [8 << 10, CHUNK, LARGEST] {
+        for &length in lengths {
+            let request = format!("{opcode} of {:>4} KiB on", length >> 10);
             if self.datagrams.is_some() {
-                let [own] = self.medians([Work::Sends(length)]).map(speed);
-                println!("SEND of {:>4} KiB on UDP      {own:>8.2}", length >> 10);
+                let [own] = self.medians([work(length)]).map(speed);
+                println!("{:<29}{own:>8.2}", format!("{request} UDP"));
                 continue;
             }
-            let [raw, own] = self.medians([Work::RingCopies, Work::Sends(length)]).map(speed);
-            println!("copies through a ring        {raw:>8.2}");
-            println!("SEND of {:>4} KiB on soft0    {own:>8.2}   {:.2}", length >> 10, own / raw);
+            let [raw, own] = self.medians([raw, work(length)]).map(speed);
+            println!("{:<29}{raw:>8.2}", format!("{reference}, 64 KiB"));
+            println!("{:<29}{own:>8.2}   {:.2}", format!("{request} soft0"), own / raw);
         }
     }
 
