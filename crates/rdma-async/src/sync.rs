@@ -1,7 +1,7 @@
 //! The primitives that the model checker replaces. Under `cfg(loom)`, locks and atomics come from loom, so that its
 //! models run the production modules in every interleaving of threads.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[cfg(all(test, loom))]
 pub(crate) use loom::sync::Condvar;
@@ -25,6 +25,11 @@ pub(crate) use self::model::{Notify, OwnedNotified};
 
 /// The longest time limit. Longer ones are treated as infinite; tokio's timers cannot represent them.
 pub(crate) const LONGEST: Duration = Duration::from_secs(1 << 40);
+
+/// Returns tokio's time, which may be that of a simulation.
+pub(crate) fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
 
 /// Waits until `look` returns a value. Calls it again each time `changed` notifies its waiters.
 #[cfg(not(loom))]

@@ -2,7 +2,6 @@
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
-use std::time::Instant;
 
 use rdma_connect::{Client, ConnectError, Dial, Greeting, Until, stream_addresses};
 use tokio::net::{TcpStream, ToSocketAddrs, lookup_host};
@@ -16,6 +15,7 @@ use super::shared::Shared;
 use super::stream::keep;
 use crate::connection::Connection;
 use crate::driver::Driver;
+use crate::sync::now;
 
 impl Driver {
     /// Connects to the [listener](crate::Listener) at this address. Returns the connection and the other end's
@@ -85,7 +85,7 @@ impl Driver {
         let ConnectionOptions { qp, user_bytes, rendezvous_timeout: limit, .. } = options;
         let beats = (options.peer_timeout, options.heartbeat);
         let limits = (limit, options.operation_timeout);
-        let mut dial = Dial::new(addresses, limit, Instant::now())?;
+        let mut dial = Dial::new(addresses, limit, now())?;
         let (driver, options) = (self.clone(), qp.clone());
         let mut prepared = blocking(move || Ok(driver.prepare(options)?)).await?;
         let (stream, address) = reach(&mut dial).await?;
@@ -123,7 +123,7 @@ impl Driver {
 /// Connects a stream to the first address that accepts the connection.
 async fn reach(dial: &mut Dial) -> Result<(TcpStream, SocketAddr), ConnectError> {
     loop {
-        let (address, share) = dial.next(Instant::now())?;
+        let (address, share) = dial.next(now())?;
         let stream = timeout(share, TcpStream::connect(address)).await;
         let stream = stream.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()));
         let stream = stream.and_then(|stream| {
@@ -183,7 +183,7 @@ impl Server {
 }
 
 async fn within(until: Until, ready: impl Future<Output = io::Result<()>>) -> io::Result<()> {
-    let ready = timeout(until.left(Instant::now()), ready).await;
+    let ready = timeout(until.left(now()), ready).await;
     ready.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
 }
 

@@ -7,7 +7,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdma_cm::{Connecting, ConnectionId, End, Event, EventChannel, IdToken, Replied, Step};
 use rdma_connect::cm::{self, CmClient, CmClients, MakeCmEnds};
@@ -33,6 +33,7 @@ use crate::driver::Driver;
 use crate::driver::file::readable;
 use crate::link::Inner;
 use crate::prepared::{PreparedConnection, Room};
+use crate::sync::now;
 
 /// The maximum number of events that a blocking thread handles while it has the listener's lock. Each of them may create
 /// a queue pair.
@@ -304,7 +305,7 @@ impl CmListener {
         if blocking(handles).await? {
             return Ok(());
         }
-        let next_end = self.locked().next_end(Instant::now());
+        let next_end = self.locked().next_end(now());
         // The readiness is cleared before events are handled, so that none is missed.
         tokio::select! {
             ready = self.file.readable() => {
@@ -380,7 +381,7 @@ fn hold(clients: &mut CmClients<Maker>, news: &News) -> Result<bool, ConnectErro
 
 fn hold_next(clients: &mut CmClients<Maker>) -> Result<bool, ConnectError> {
     loop {
-        let now = Instant::now();
+        let now = now();
         clients.expire(now);
         if clients.holds_requests() {
             return Ok(true);
@@ -397,12 +398,12 @@ fn hold_next(clients: &mut CmClients<Maker>) -> Result<bool, ConnectError> {
 ///
 /// The call of `accept` that waits for this may have been dropped, so another one is notified of what is left.
 fn serve(clients: &mut CmClients<Maker>, news: &News) -> Result<bool, ConnectError> {
-    if clients.accept_held(Instant::now()) {
+    if clients.accept_held(now()) {
         news.connected.notify_one();
         return Ok(true);
     }
     for handled in 0..MANY {
-        let now = Instant::now();
+        let now = now();
         clients.expire(now);
         let event = clients.events().next_of(|id| clients.wants(id), Some(Duration::ZERO));
         match event.map_err(|error| clients.failed(error))? {

@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdma_connect::{Clients, ConnectError, Hello, MakeEnds};
 use tokio::net::{TcpListener, ToSocketAddrs, lookup_host};
@@ -21,6 +21,7 @@ use super::options::ConnectionOptions;
 use super::socket::{ClientSocket, listen, open_files, poll_accept};
 use crate::connection::Connection;
 use crate::driver::Driver;
+use crate::sync::now;
 
 /// Listens for clients and turns them into connections. Created by [`Driver::listen`].
 ///
@@ -292,18 +293,18 @@ impl Served {
         let clients = &mut self.state().clients;
         clients.check(ready);
         let hellos = ready.iter().filter_map(|&key| clients.step(key)).collect();
-        clients.expire(Instant::now());
+        clients.expire(now());
         hellos
     }
 
     /// Creates a queue pair for a client. This may take long.
     fn answer(&self, hello: Hello<ClientSocket, Connection>) {
-        let make_room = || self.state().clients.make_room(&hello, Instant::now());
+        let make_room = || self.state().clients.make_room(&hello, now());
         let make = || self.maker.make(hello.stream_addresses(), hello.endpoint(), make_room);
         let made = hello.span().in_scope(make);
         let mut state = self.state();
         if !state.has_ended {
-            state.clients.answer(hello, made, Instant::now());
+            state.clients.answer(hello, made, now());
         }
     }
 
@@ -329,7 +330,7 @@ async fn serve(shared: &Arc<Served>, socket: &TcpListener) {
     loop {
         // A steady flow of clients must not starve other tasks.
         tokio::task::coop::consume_budget().await;
-        let next_end = shared.state().clients.next_end(Instant::now());
+        let next_end = shared.state().clients.next_end(now());
         // There may be more streams than tokio's budget allows a task to poll in one turn.
         let ready = tokio::task::unconstrained(poll_fn(|cx| shared.poll_ready(socket, cx)));
         let ready = tokio::select! {

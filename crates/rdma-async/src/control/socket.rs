@@ -3,13 +3,14 @@
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::task::{Context, Poll};
-use std::time::Instant;
 
 use rdma_connect::{ClientStream, Clients, ConnectError, listen_at_first, stream_addresses};
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use rustix::process::{Resource, getrlimit};
 use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
+
+use crate::sync::now;
 
 /// The maximum number of clients to accept in a row before serving clients that have sent something.
 const ACCEPTED: usize = 64;
@@ -41,11 +42,11 @@ pub(super) fn poll_accept<E>(
     socket: &TcpListener,
     cx: &mut Context<'_>,
 ) -> Poll<()> {
-    if !clients.takes(Instant::now()) {
+    if !clients.takes(now()) {
         return Poll::Pending;
     }
     for accepted in 0..ACCEPTED {
-        let now = Instant::now();
+        let now = now();
         if !clients.has_room(now) {
             break;
         }

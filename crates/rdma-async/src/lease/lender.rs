@@ -13,12 +13,7 @@ use crate::ledger::after::contain_panic;
 use crate::region::descriptor::Descriptor;
 use crate::region::memory::Region;
 use crate::region::reserve::ReserveError;
-use crate::sync::LONGEST;
-
-/// Returns the current time by the runtime's clock.
-pub(super) fn now() -> Instant {
-    tokio::time::Instant::now().into_std()
-}
+use crate::sync::{LONGEST, now};
 
 /// Returns the instant that is this duration from now, or `None` if the duration is infinite.
 pub(super) fn deadline_after(time: Duration) -> Option<Instant> {

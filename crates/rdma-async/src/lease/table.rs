@@ -14,14 +14,13 @@ use tokio::time::timeout_at;
 use super::borrower::{Borrower, Granted, PendingAsk};
 use super::error::LeaseDenial;
 use super::frame::{Ask, LeaseFrame, Return};
-use super::lender::{
-    Current, Lender, Open, Opened, Why, close, close_refused, deadline_after, now,
-};
+use super::lender::{Current, Lender, Open, Opened, Why, close, close_refused, deadline_after};
 use super::limits::{Account, Counted, LeaseLimits};
 use super::outbox::Outbox;
 use crate::ledger::after::contain_panic;
 use crate::region::descriptor::Descriptor;
 use crate::region::reserve::{AT_ONCE, add_local_write};
+use crate::sync::now;
 
 /// The maximum number of outstanding requests of this end. The other end accepts twice as many, and ends the connection
 /// if it receives more.

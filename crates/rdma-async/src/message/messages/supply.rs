@@ -7,13 +7,14 @@ use rdma_mem::{Buffer, BufferPool, RemoteMemoryRegion};
 use rdma_message::Incoming;
 use rdma_message::frame::Remote;
 use tokio::runtime::Handle;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::mailbox::Mailbox;
 use crate::buffer::pool::Pool;
 use crate::message::requests::Requests;
 use crate::message::session::Session;
 use crate::message::turns::{self, Turn};
+use crate::sync::now;
 
 /// The pool of a connection, and the fetches that wait for memory.
 #[derive(Debug)]
@@ -128,11 +129,6 @@ impl Supply {
     pub(super) fn close(&mut self) {
         self.waiting.clear();
     }
-}
-
-/// Returns tokio's time, which may be that of a simulation.
-fn now() -> std::time::Instant {
-    Instant::now().into_std()
 }
 
 /// A fetch that waits for memory. If this is dropped, because the runtime has shut down, the connection ends.

@@ -4,6 +4,7 @@ use std::env;
 use std::net::Ipv4Addr;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use rdma_async::{
     CloseReason, CmIncoming, CmListener, ConnectError, Connection, ConnectionOptions,
@@ -13,10 +14,10 @@ use rdma_cm::{EventChannel, Listener};
 use rdma_mem::AccessFlags;
 use rdma_qp::CompletionQueue;
 use rdma_qp::prelude::*;
-use rdma_soft::Builder;
+use rdma_soft::{Builder, LinkModel, Network};
 use test_support::program::this_program;
 use tokio::task::yield_now;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::control::{HANG, Host, SHORT, run};
 
@@ -536,5 +537,33 @@ fn a_connection_without_a_control_connection_is_not_renewed() {
         let (client, _server) = ends.connect().await;
         let error = client.reconnect().await;
         assert!(matches!(error, Err(ConnectError::NoControl)), "{error:?}");
+    });
+}
+
+#[test]
+fn a_client_that_does_not_confirm_is_dropped_at_its_limit_in_virtual_time() {
+    let (network, limit) = (Network::simulated(4), Duration::from_secs(1));
+    let names = ["confirm-near", "confirm-far"];
+    let [near, far] = names.map(|name| Builder::new(name).network(&network).install().unwrap());
+    network.block_on(async {
+        let [client, server] = names.map(Host::new);
+        let table = server.pd.context().gid_table().unwrap();
+        let ip = table.iter().find_map(|entry| entry.gid.to_ipv4()).unwrap();
+        let options = server.options().rendezvous_timeout(limit);
+        let listener = server.driver.listen_cm((ip, 7471), options).await.unwrap();
+        // The client never receives the answer to its request.
+        network.set_link(&far, &near, LinkModel::cut()).unwrap();
+        let connect = client.driver.connect_cm(listener.local_addr(), patient(&client));
+        let observe = async {
+            sleep(limit - limit / 10).await;
+            assert_eq!(listener.dropped_half_open(), 0, "too early");
+            sleep(limit / 5).await;
+            assert_eq!(listener.dropped_half_open(), 1);
+        };
+        tokio::select! {
+            connected = connect => panic!("{connected:?}"),
+            accepted = listener.accept() => panic!("{accepted:?}"),
+            () = observe => {}
+        }
     });
 }
