@@ -55,7 +55,7 @@ fn messages_of_any_length_arrive_in_order() {
 }
 
 #[test]
-fn many_sends_may_be_outstanding_and_keep_their_order() {
+fn many_sends_may_be_outstanding() {
     for device in DEVICES {
         for options in [Options::new(), short(), Options::new().operations(3)] {
             run(move || async move {

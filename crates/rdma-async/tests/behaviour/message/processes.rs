@@ -15,7 +15,7 @@ use super::rig::{endpoint, message};
 use crate::common::{HANG, run_in_one_thread};
 
 /// The environment variable that makes a process the peer, with the address to connect to.
-const ADDRESS: &str = "RDMA_TEST_MESSAGES";
+const ADDRESS: &str = "RDMA_TEST_MESSAGES_SERVER";
 /// The environment variable with the role of the peer: it sends, receives, or finishes.
 const ROLE: &str = "RDMA_TEST_MESSAGES_ROLE";
 const LENGTH: usize = 300_000;
