@@ -3,6 +3,8 @@
 //!
 //! `RDMA_TEST_SEED` sets the seed of the random orders, and `RDMA_TEST_ROUNDS` their number.
 
+mod messages;
+
 use std::any::Any;
 use std::env;
 use std::future::{Future, pending};
@@ -21,16 +23,41 @@ use tokio::time::timeout;
 use crate::common::chance::Chance;
 use crate::common::kinds::{BYTES, Kind, Way};
 use crate::common::provider::Provider;
-use crate::common::{DEFERRED, HANG, HELD, Pair, forget, poll_once, run};
-
-/// Devices that execute requests at once, later, and only on release, which does not happen here.
-const DEVICES: [&str; 3] = ["soft0", DEFERRED, HELD];
+use crate::common::{DEFERRED, HANG, HELD, Pair, WIRE, forget, poll_once, run};
 
 /// A value to drop: its name, its group, and itself.
 type Part = (&'static str, usize, Box<dyn Any + Send>);
 
+/// The values to drop, and the provider of their context.
+type Parts = (Vec<Part>, Arc<Provider>);
+
 /// The number of groups.
 const GROUPS: usize = 5;
+
+/// The kinds of programs.
+#[derive(Clone, Copy, Debug)]
+enum Program {
+    Operations,
+    Messages,
+}
+
+impl Program {
+    /// Devices that execute requests at once and later. The third one executes them on release, which does not happen
+    /// here, or sends packets.
+    const fn devices(self) -> [&'static str; 3] {
+        match self {
+            Self::Operations => ["soft0", DEFERRED, HELD],
+            Self::Messages => ["soft0", DEFERRED, WIRE],
+        }
+    }
+
+    async fn parts(self, device: &str) -> Parts {
+        match self {
+            Self::Operations => parts(device).await,
+            Self::Messages => messages::parts(device).await,
+        }
+    }
+}
 
 /// The pool, which the test inspects while it exists.
 struct Watched(Arc<Mutex<Option<BufferPool>>>);
@@ -39,6 +66,25 @@ impl Drop for Watched {
     fn drop(&mut self) {
         drop(self.0.lock().unwrap().take());
     }
+}
+
+/// A pool to drop. It must have the memory of all requests whenever a queue pair is destroyed.
+fn watched(pool: BufferPool, provider: &Arc<Provider>) -> Part {
+    let pool = Arc::new(Mutex::new(Some(pool)));
+    provider.at_destroy({
+        let (provider, pool) = (Arc::downgrade(provider), Arc::clone(&pool));
+        move || {
+            let Some(buffers) = pool.lock().unwrap().as_ref().map(|pool| pool.usage().buffers)
+            else {
+                return;
+            };
+            let provider = provider.upgrade().unwrap();
+            if buffers < provider.lent() {
+                provider.wrong(format!("there are {buffers} buffers, and more are lent"));
+            }
+        }
+    });
+    ("the pool", 3, Box::new(Watched(pool)))
 }
 
 const WRITE: AccessFlags = AccessFlags::new().with_remote_write();
@@ -83,7 +129,7 @@ async fn leases(pair: &Pair) -> Vec<Part> {
 }
 
 /// Values of all kinds, with operations in flight.
-async fn parts(device: &str) -> (Vec<Part>, Arc<Provider>) {
+async fn parts(device: &str) -> Parts {
     let (pd, provider) = Provider::faulty(device);
     let driver = Driver::spawn(pd.context()).unwrap();
     let (pair, listener) = Pair::by_address(driver, pd).await;
@@ -101,20 +147,6 @@ async fn parts(device: &str) -> (Vec<Part>, Arc<Provider>) {
     let window = MemoryWindow::allocate(pair.buffer(&[5; BYTES]), WindowType::Two).unwrap();
     let leases = leases(&pair).await;
     let Pair { one, other, board, pool, pd, driver } = pair;
-    let pool = Arc::new(Mutex::new(Some(pool)));
-    provider.at_destroy({
-        let (provider, pool) = (Arc::downgrade(&provider), Arc::clone(&pool));
-        move || {
-            let Some(buffers) = pool.lock().unwrap().as_ref().map(|pool| pool.usage().buffers)
-            else {
-                return;
-            };
-            let provider = provider.upgrade().unwrap();
-            if buffers < provider.lent() {
-                provider.wrong(format!("there are {buffers} buffers, and more are lent"));
-            }
-        }
-    });
     let mut parts: Vec<Part> = vec![
         ("an operation that is not posted", 0, Box::new(unposted)),
         ("a receive", 0, Box::new(receive)),
@@ -124,7 +156,7 @@ async fn parts(device: &str) -> (Vec<Part>, Arc<Provider>) {
         ("the driver", 2, Box::new(driver)),
         ("the listener", 2, Box::new(listener)),
         ("the board", 3, Box::new(board)),
-        ("the pool", 3, Box::new(Watched(pool))),
+        watched(pool, &provider),
         ("a buffer", 3, Box::new(spare)),
         ("a window", 3, Box::new(window)),
         ("the context", 4, Box::new(pd.context().clone())),
@@ -148,9 +180,14 @@ fn runtime() -> Runtime {
 }
 
 /// Drops all parts in the order that `order` arranges.
-fn drop_all(device: &str, place: DropSite, order: impl FnOnce(&mut Vec<Part>), yields: u64) {
+fn drop_all(
+    (program, device): (Program, &str),
+    place: DropSite,
+    order: impl FnOnce(&mut Vec<Part>),
+    yields: u64,
+) {
     let runtime = runtime();
-    let (mut parts, provider) = runtime.block_on(parts(device));
+    let (mut parts, provider) = runtime.block_on(program.parts(device));
     order(&mut parts);
     let names: Vec<_> = parts.iter().map(|part| part.0).collect();
     println!("{device}, {place:?}: {names:?}");
@@ -193,33 +230,53 @@ fn orders(count: usize) -> Vec<Vec<usize>> {
     all
 }
 
-#[test]
-fn every_drop_order_of_groups_leaks_nothing() {
+fn drop_in_all_orders_of_groups(program: Program) {
     let orders = orders(GROUPS);
     assert_eq!(orders.len(), 120);
+    let devices = program.devices();
     for (number, order) in orders.iter().enumerate() {
-        let device = DEVICES[number % DEVICES.len()];
+        let device = devices[number % devices.len()];
         let place =
-            [DropSite::Task, DropSite::Thread, DropSite::Behind][number / DEVICES.len() % 3];
-        drop_all(device, place, |parts| parts.sort_by_key(|part| order[part.1]), u64::MAX);
+            [DropSite::Task, DropSite::Thread, DropSite::Behind][number / devices.len() % 3];
+        let order = |parts: &mut Vec<Part>| parts.sort_by_key(|part| order[part.1]);
+        drop_all((program, device), place, order, u64::MAX);
     }
 }
 
 /// The number of orders exceeds a `u64`.
-#[test]
-fn random_drop_orders_leak_nothing() {
+fn drop_in_random_orders(program: Program) {
     let asked = |name| env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
     let seed = asked("RDMA_TEST_SEED").unwrap_or(20_260_101);
     println!("RDMA_TEST_SEED={seed}");
     let mut chance = Chance(seed);
     for _ in 0..asked("RDMA_TEST_ROUNDS").unwrap_or(30) {
-        for device in DEVICES {
+        for device in program.devices() {
             for place in [DropSite::Task, DropSite::Thread, DropSite::Behind] {
                 let yields = chance.next();
-                drop_all(device, place, |parts| chance.shuffle(parts), yields);
+                drop_all((program, device), place, |parts| chance.shuffle(parts), yields);
             }
         }
     }
+}
+
+#[test]
+fn every_drop_order_of_groups_leaks_nothing() {
+    drop_in_all_orders_of_groups(Program::Operations);
+}
+
+#[test]
+fn random_drop_orders_leak_nothing() {
+    drop_in_random_orders(Program::Operations);
+}
+
+#[test]
+fn every_drop_order_of_groups_with_messages_leaks_nothing() {
+    drop_in_all_orders_of_groups(Program::Messages);
+}
+
+#[test]
+fn random_drop_orders_with_messages_leak_nothing() {
+    drop_in_random_orders(Program::Messages);
 }
 
 /// Forgets a future that was polled once, and must be pending.
