@@ -33,17 +33,17 @@ fn main() {
 
 fn run(pd: &ProtectionDomain, rank: usize, master: &str) -> Result<(), Error> {
     let mut group = Group::builder(pd, rank, RANKS, master).join()?;
-    // One rank counts the allocations of all, and broadcasts whether there is another round.
+    // One rank counts the allocations of all. The last number that it broadcasts states whether there is another round.
     let mut rounds = (rank == 1).then(|| ALLOCATOR.rounds("short collectives"));
     loop {
-        let mut numbers = [rank as u64; 8];
+        let mut numbers = [rank as u64; 9];
         group.all_reduce(&mut numbers, Reduction::Sum)?;
-        numbers[7] = u64::from(rounds.as_mut().is_some_and(|rounds| rounds.next().is_some()));
+        numbers[8] = u64::from(rounds.as_mut().is_some_and(|rounds| rounds.next().is_some()));
         group.broadcast(1, &mut numbers)?;
         group.barrier_with(BarrierAlgorithm::BinaryTree)?;
         group.barrier()?;
-        assert_eq!(numbers[..7], [3; 7]);
-        if numbers[7] == 0 {
+        assert_eq!(numbers[..8], [3; 8]);
+        if numbers[8] == 0 {
             return Ok(());
         }
     }
