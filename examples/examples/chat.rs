@@ -1,13 +1,14 @@
 //! A chat of many members, over [messages](rdma::aio::message). A member that does not read delays no other one: it misses
 //! lines instead.
 
+use std::future;
 use std::io::BufRead as _;
 use std::process::ExitCode;
 use std::thread;
 
 use clap::{Parser, Subcommand};
 use rdma::aio::Endpoint;
-use rdma::aio::message::{Message, Messages, MessagesListener, Options};
+use rdma::aio::message::{Message, MessageError, Messages, MessagesListener, Options, SendError};
 use rdma::prelude::*;
 use rdma_examples_common::{Failure, print, program};
 use tokio::sync::broadcast::error::RecvError;
@@ -74,7 +75,11 @@ async fn run(arguments: &Arguments) -> Result<String, Failure> {
 async fn serve(listener: MessagesListener) -> Result<String, Failure> {
     let lines = Lines::new(KEPT);
     loop {
-        tokio::spawn(host(listener.accept().await?, lines.clone()));
+        match listener.accept().await {
+            Ok(member) => _ = tokio::spawn(host(member, lines.clone())),
+            Err(error) if listener.has_ended() => return Err(error.into()),
+            Err(error) => eprintln!("a member was not accepted: {error}"),
+        }
     }
 }
 
@@ -101,18 +106,21 @@ async fn host(member: Messages, lines: Lines) -> Result<(), Failure> {
     ended
 }
 
-/// Posts all lines to a member. If it reads slowly, skips lines and reports their number.
+/// Posts all lines to a member until it leaves. If it reads slowly, skips lines and reports their number.
 async fn pass_on(
     lines: &mut broadcast::Receiver<String>,
     member: &Messages,
 ) -> Result<(), Failure> {
     loop {
-        match lines.recv().await {
-            Ok(line) => member.post(line.as_bytes()).await?,
-            Err(RecvError::Lagged(count)) => {
-                member.post(format!("{count} lines skipped").as_bytes()).await?;
-            }
+        let line = match lines.recv().await {
+            Ok(line) => line,
+            Err(RecvError::Lagged(count)) => format!("{count} lines skipped"),
             Err(RecvError::Closed) => return Ok(()),
+        };
+        match member.post(line.as_bytes()).await {
+            // The member may have sent more before it left.
+            Err(MessageError::NotSent(SendError::PeerFinished)) => return future::pending().await,
+            posted => posted?,
         }
     }
 }

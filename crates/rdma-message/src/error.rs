@@ -228,7 +228,7 @@ pub enum SendError {
     Ended,
     /// This end has finished.
     Finished,
-    /// The peer has finished, so it will not reply; or it no longer reads the stream.
+    /// The peer no longer reads the stream or the messages. Or it has finished, so it will not reply.
     PeerFinished,
     /// The peer accepts no requests.
     NoRequests,

@@ -5,7 +5,7 @@
 //! | offset | bytes | field |
 //! |---|---|---|
 //! | 0 | 1 | kind |
-//! | 1 | 1 | flags: 1 acknowledges the last credit frame, 2 stops the peer's stream |
+//! | 1 | 1 | flags: 1 acknowledges the last credit frame, 2 stops the peer's stream or messages |
 //! | 2 | 2 | zero |
 //! | 4 | 4 | [`Limits::receives`] |
 //! | 8 | 4 | [`Limits::bytes`] |
@@ -236,7 +236,7 @@ impl Body {
 pub struct Frame {
     /// Whether the frame acknowledges the last credit frame.
     pub acknowledges: bool,
-    /// Whether the sender no longer reads the peer's stream. Later frames repeat it.
+    /// Whether the sender no longer reads the peer's stream or messages. Later frames repeat it.
     pub stops: bool,
     /// The limits for the peer.
     pub limits: Limits,

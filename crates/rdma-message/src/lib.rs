@@ -48,7 +48,8 @@
 //! was cancelled. Only the last frame of an end leaves requests without an answer. A call counts in
 //! the peer's limit until its answer begins to arrive.
 //!
-//! **End.** Each direction finishes on its own. After both have, an end sends a close frame with the
+//! **End.** Each direction finishes on its own. An end whose program no longer receives sets a flag in
+//! its frames, so that the peer starts no further message. After both have, an end sends a close frame with the
 //! reason [`FINISHED`](frame::CloseReason::FINISHED), once its own frames have completed and all
 //! offers are over. The peer then knows that its last frames have arrived. It does not wait for their
 //! completions, which may be lost because the first end disconnects. An end that aborts, or detects an

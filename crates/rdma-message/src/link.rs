@@ -211,9 +211,6 @@ impl Link {
             }
             self.credit_in_flight = false;
         }
-        if frame.stops && self.mode != Mode::Stream {
-            return Err(ConnectionError::Unexpected);
-        }
         self.peer_stops |= frame.stops;
         self.allowed_receives.limit(frame.limits.receives)?;
         self.allowed_bytes.limit(frame.limits.bytes)?;
@@ -374,7 +371,9 @@ impl Link {
     fn is_credit_due(&self) -> bool {
         let wants_data = !self.peer_finished
             && (self.receives.is_due(1) || self.bytes.is_due(self.options.receive_bytes));
-        let has_news = self.fetched != self.stated_fetched || self.stops != self.stated_stops;
+        // A peer that has finished writes nothing that could be stopped.
+        let has_stopped = self.stops && !self.stated_stops && !self.peer_finished;
+        let has_news = self.fetched != self.stated_fetched || has_stopped;
         !self.credit_in_flight && (wants_data || has_news)
     }
 

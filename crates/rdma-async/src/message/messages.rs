@@ -48,7 +48,8 @@ use crate::region::probe;
 /// an end that calls also receives, in another task or with `select!`.
 ///
 /// Dropping this value returns at once. Messages that were begun are still sent, and what arrives is discarded. The
-/// connection ends when both ends have finished, or is reset after [`Options::linger`].
+/// peer's later messages fail with [`PeerFinished`](super::SendError::PeerFinished). The connection ends when both ends
+/// have finished, or is reset after [`Options::linger`].
 ///
 /// # Examples
 /// ```
@@ -139,8 +140,9 @@ impl Messages {
     /// future is dropped before a part was sent, nothing is sent. Afterwards, the message is sent completely.
     ///
     /// # Errors
-    /// [`MessageError::NotSent`] if the message is longer than the peer accepts, or this end has finished. If the
-    /// connection ends, [`MessageError::Operation`] states whether the peer may have received the message.
+    /// [`MessageError::NotSent`] if the message is longer than the peer accepts, if the peer has dropped its `Messages`,
+    /// or if this end has finished. If the connection ends, [`MessageError::Operation`] states whether the peer may have
+    /// received the message.
     pub async fn send(&self, message: &[u8]) -> Result<(), MessageError> {
         run::run(&self.session, Start::Send, Content::Bytes(message), || ()).await.map(drop)
     }
@@ -373,7 +375,7 @@ impl MessagesListener {
     /// early loses no client.
     ///
     /// # Errors
-    /// Same errors as [`StreamListener::accept`](super::StreamListener::accept).
+    /// Same errors as [`StreamListener::accept`](super::StreamListener::accept), all of them of this end.
     pub async fn accept(&self) -> Result<Messages, ConnectError> {
         self.0.accept(Messages::prepare, Messages::start).await
     }

@@ -238,8 +238,8 @@ impl StreamListener {
     /// early loses no client.
     ///
     /// # Errors
-    /// Same errors as [`Listener::accept`](crate::Listener::accept), and [`ConnectError::Io`] if memory cannot be
-    /// allocated.
+    /// Only errors of this end: those of [`Listener::incoming`](crate::Listener::incoming), and [`ConnectError::Io`] if
+    /// memory cannot be allocated. The program calls this again, unless the listener [has ended](Self::has_ended).
     pub async fn accept(&self) -> Result<Stream, ConnectError> {
         self.0.accept(Stream::prepare, Stream::start).await
     }

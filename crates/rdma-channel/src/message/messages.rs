@@ -38,8 +38,9 @@ use crate::rendezvous::builder::ByAddress;
 /// [`MessageError::TimedOut`], and the connection stays usable. The channel [waits](ChannelBuilder::wait) as usual.
 ///
 /// Dropping this value returns at once. Messages that were begun are still sent by a thread, and what arrives is
-/// discarded. The connection ends when both ends have finished, or is reset after [`Options::linger`]. Call
-/// [`finish`](Self::finish) before the program ends, because its threads end with it.
+/// discarded. The peer's later messages fail with [`PeerFinished`](super::SendError::PeerFinished). The connection ends
+/// when both ends have finished, or is reset after [`Options::linger`]. Call [`finish`](Self::finish) before the program
+/// ends, because its threads end with it.
 ///
 /// # Examples
 /// ```
@@ -102,8 +103,9 @@ impl Messages {
     /// time limit expires before a part was sent, nothing is sent. Afterwards, the message is sent completely.
     ///
     /// # Errors
-    /// [`MessageError::NotSent`] if the message is longer than the peer accepts, or this end has finished. If the
-    /// connection ends, [`MessageError::Operation`] states whether the peer may have received the message.
+    /// [`MessageError::NotSent`] if the message is longer than the peer accepts, if the peer has dropped its `Messages`,
+    /// or if this end has finished. If the connection ends, [`MessageError::Operation`] states whether the peer may have
+    /// received the message.
     pub fn send(&self, message: &[u8]) -> Result<(), MessageError> {
         run(&self.session, Start::Send, Content::Bytes(message), || ()).map(drop)
     }

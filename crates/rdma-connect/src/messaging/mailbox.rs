@@ -244,9 +244,10 @@ impl Mailbox {
         Poll::Pending
     }
 
-    /// Discards what has arrived and will arrive, and ends this end's messages.
+    /// Discards what has arrived and will arrive, and ends this end's messages. The peer's later messages then fail.
     pub fn leave_program(&mut self, woken: &mut Vec<Waker>) {
         self.has_left = true;
+        self.machine.stop();
         while let Some(Delivered { message, request, .. }) = self.delivered.pop_front() {
             self.machine.taken(message);
             if let Some(request) = request {

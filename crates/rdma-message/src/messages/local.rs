@@ -12,7 +12,8 @@ impl Messages {
     ///
     /// # Errors
     ///
-    /// Fails if the connection is not open, or if a limit does not allow the message.
+    /// Fails if the connection is not open, if the peer no longer receives, or if a limit does not
+    /// allow the message.
     pub fn send(&mut self, length: usize) -> Result<Operation, SendError> {
         let length = self.check_new(length)?;
         self.start(Outgoing::new(Role::Message, length))
@@ -46,8 +47,8 @@ impl Messages {
     ///
     /// # Errors
     ///
-    /// Fails if the connection is not open, if the peer has cancelled the request, or if a limit
-    /// does not allow the reply. Except in the first two cases, the request stays open.
+    /// Fails if the connection is not open, or if the peer has cancelled the request. Also fails if the
+    /// peer no longer receives, or a limit does not allow the reply; the request then stays open.
     pub fn reply(&mut self, request: CallId, length: usize) -> Result<Operation, SendError> {
         if !self.requests.is_open(request) {
             self.link.opened()?;
@@ -83,6 +84,9 @@ impl Messages {
         let limit = self.link.opened()?.max_message;
         if self.link.finish != Finish::None {
             return Err(SendError::Finished);
+        }
+        if self.link.peer_stops {
+            return Err(SendError::PeerFinished);
         }
         let fits = u32::try_from(length).ok().filter(|&length| length <= limit);
         fits.ok_or(SendError::TooLong { length, limit })
@@ -174,6 +178,12 @@ impl Messages {
     pub fn taken(&mut self, message: Incoming) {
         let bytes = self.inbox.take(message);
         self.link.bytes.release(bytes);
+    }
+
+    /// Reports to the peer that the program no longer receives, so the peer starts no further message.
+    /// The driver still takes what arrives, and discards it.
+    pub fn stop(&mut self) {
+        self.link.stops = true;
     }
 
     /// Ends this end's messages, after all pending operations. Open requests of the peer get no

@@ -75,6 +75,48 @@ fn calls_fail_when_the_peer_finishes_without_a_reply() {
 }
 
 #[test]
+fn an_end_that_no_longer_receives_fails_later_messages() {
+    let mut pair = Pair::<Messages>::open(small());
+    let earlier = pair.ends[0].send(bytes(1, 5_000)).unwrap();
+    pair.ends[1].call(bytes(2, 20)).unwrap();
+    pair.run();
+    let (id, _) = pair.ends[0].take_request();
+    let frames = pair.ends[1].machine.counters().sent_frames;
+    pair.ends[1].machine.stop();
+    pair.ends[1].machine.finish();
+    let queued = pair.ends[0].send(bytes(3, 20)).unwrap();
+    pair.run();
+    assert_eq!(pair.ends[1].machine.counters().sent_frames, frames + 1, "only the last frame");
+    let end = &mut pair.ends[0];
+    assert_eq!(end.machine.send(1), Err(SendError::PeerFinished));
+    assert_eq!(end.machine.call(1), Err(SendError::PeerFinished));
+    assert_eq!(end.machine.reply(id, 1), Err(SendError::PeerFinished));
+    assert!([earlier, queued].iter().all(|sent| end.completed.get(sent) == Some(&Ok(()))));
+    end.machine.refuse(id);
+    end.machine.finish();
+    pair.run();
+    assert!(pair.ends.iter().all(|end| end.disconnect == Some(None)));
+}
+
+#[test]
+fn a_finished_end_reports_that_it_no_longer_receives() {
+    let mut pair = Pair::<Messages>::open(small());
+    pair.ends[1].machine.finish();
+    pair.run();
+    pair.ends[0].send(bytes(1, 20)).unwrap();
+    pair.ends[1].machine.stop();
+    pair.run();
+    assert_eq!(pair.ends[0].machine.send(1), Err(SendError::PeerFinished));
+    let frames = pair.ends[1].machine.counters().sent_frames;
+    pair.ends[0].machine.stop();
+    pair.ends[0].machine.finish();
+    pair.run();
+    assert_eq!(pair.ends[1].machine.counters().sent_frames, frames + 1, "only the close frame");
+    assert_eq!(pair.ends[0].machine.counters().credit_frames, 0, "no news for a finished peer");
+    assert!(pair.ends.iter().all(|end| end.disconnect == Some(None)));
+}
+
+#[test]
 fn a_reply_still_arrives_after_its_caller_has_finished() {
     let mut pair = Pair::<Messages>::open(small());
     let call = pair.ends[0].call(bytes(1, 20)).unwrap();

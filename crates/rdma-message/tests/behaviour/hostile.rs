@@ -193,9 +193,6 @@ fn each_violation_has_its_error() {
     messages().refuses(&first(Role::Request(high), 9), 9, ConnectionError::Call(high));
     messages().refuses(&frame(Body::Data), 9, ConnectionError::Unexpected);
     messages().refuses(&frame(hello(Mode::Messages)), 0, ConnectionError::Hello);
-    let mut stops = frame(Body::Credit);
-    stops.stops = true;
-    messages().refuses(&stops, 0, ConnectionError::Unexpected);
     let closed = ConnectionError::PeerClosed(CloseReason(77));
     messages().refuses(&frame(Body::Close(CloseReason(77))), 0, closed);
     let early = ConnectionError::PeerClosed(CloseReason::FINISHED);

@@ -388,8 +388,10 @@ impl Model {
                 request.is_some_and(|request| self.cancelled.contains(&request))
                     || self.may_end(end)
             }
-            MessageError::NotSent(SendError::PeerFinished)
-            | MessageError::Operation { error: OperationError::PeerFinished, .. } => {
+            MessageError::NotSent(SendError::PeerFinished) => {
+                is_call && peer.has_finished || peer.has_left
+            }
+            MessageError::Operation { error: OperationError::PeerFinished, .. } => {
                 is_call && (peer.has_finished || peer.has_left)
             }
             MessageError::Operation { error: OperationError::Refused, .. } => {

@@ -482,23 +482,34 @@ fn a_dropped_end_still_sends_what_has_begun() {
 }
 
 #[test]
-fn a_dropped_end_discards_what_arrives() {
+fn a_dropped_end_discards_what_arrives_and_later_messages_fail() {
     for device in DEVICES {
         run_in_one_thread(move || async move {
             let (client, server) = messages(&endpoint(device), short()).await;
+            let request = tokio::select! {
+                reply = client.call(b"a question") => unreachable!("{reply:?}"),
+                request = server.receive() => request.unwrap().unwrap(),
+            };
             server.send(b"unread").await.unwrap();
+            // More than the client's window.
+            let mut waiting = Box::pin(server.send(&[1; 30_000]));
+            assert!(poll_once(&mut waiting).is_pending());
             drop(client);
-            // The server can send as much as it wants.
-            for _ in 0..10 {
-                server.send(&[1; 3000]).await.unwrap();
-            }
+            waiting.await.unwrap();
+            let error = loop {
+                if let Err(error) = server.post(b"unread").await {
+                    break error;
+                }
+            };
+            let is_refused =
+                |error: &_| matches!(error, MessageError::NotSent(SendError::PeerFinished));
+            assert!(is_refused(&error), "{error}");
+            let error = server.send(b"late").await.unwrap_err();
+            assert!(is_refused(&error), "{error}");
             let error = server.call(b"a late question").await.unwrap_err();
-            let is_finished = matches!(
-                error,
-                MessageError::NotSent(SendError::PeerFinished)
-                    | MessageError::Operation { error: OperationError::PeerFinished, .. }
-            );
-            assert!(is_finished, "{error}");
+            assert!(is_refused(&error), "{error}");
+            request.reply(b"a late answer").await.unwrap_err();
+            server.flush().await.unwrap();
             server.finish().await.unwrap();
             assert!(server.receive().await.unwrap().is_none());
         });
@@ -533,25 +544,36 @@ fn a_peer_that_sends_garbage_fails_only_its_own_connection() {
 #[test]
 fn a_connection_that_does_not_linger_resets_its_peer() {
     run_in_one_thread(|| async {
-        let at_once = Options::new().linger(Duration::ZERO);
+        let at_once = short().linger(Duration::ZERO);
         let (client, server) = messages(&endpoint("soft0"), at_once).await;
-        // The server never finishes, so the client does not end cleanly.
         client.send(b"sent").await.unwrap();
+        // More than the client's window, so the client does not end cleanly.
+        let long = vec![1; 30_000];
+        let mut waiting = Box::pin(server.send(&long));
+        assert!(poll_once(&mut waiting).is_pending());
         drop(client);
+        let MessageError::Operation { ended, .. } = waiting.await.unwrap_err() else { panic!() };
+        assert_eq!(ended, Some(ConnectionError::Lost));
         assert_eq!(*server.receive().await.unwrap().unwrap(), *b"sent");
-        let error = loop {
-            match server.send(b"late").await {
-                Ok(()) => tokio::task::yield_now().await,
-                Err(error) => break error,
-            }
-        };
-        let is_lost = matches!(
-            error,
-            MessageError::Ended(ConnectionError::Lost)
-                | MessageError::Operation { ended: Some(ConnectionError::Lost), .. }
-        );
-        assert!(is_lost, "{error}");
     });
+}
+
+#[test]
+fn senders_that_wait_fail_when_the_peer_no_longer_receives() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let (client, server) = messages(&endpoint(device), short().operations(2)).await;
+            let servers = std::iter::repeat_n(Arc::new(server), 8);
+            let send = async |server: Arc<Messages>| server.send(&[1; 3000]).await;
+            let sends: JoinSet<_> = servers.map(send).collect();
+            tokio::task::yield_now().await;
+            drop(client);
+            let sent = sends.join_all().await;
+            let ended = |it: &_| matches!(it, Err(MessageError::NotSent(SendError::PeerFinished)));
+            assert!(sent.iter().all(|it| it.is_ok() || ended(it)), "{sent:?}");
+            assert!(sent.iter().any(ended), "{sent:?}");
+        });
+    }
 }
 
 #[test]

@@ -4,7 +4,9 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdma_channel::message::{ConnectionError, Message, MessageError, Messages, Options, Stream};
+use rdma_channel::message::{
+    ConnectionError, Message, MessageError, Messages, Options, SendError, Stream,
+};
 use rdma_channel::{Buffer, Channel, Wait};
 
 use rdma_message::frame::{Body, Frame, Hello, Limits, Mode, Remote, Role};
@@ -111,7 +113,8 @@ fn dropped_messages_still_end_cleanly_and_refuse_what_arrives() {
         drop(client);
         assert_eq!(*server.receive().unwrap().unwrap(), *b"a note");
         assert!(server.receive().unwrap().is_none());
-        server.send(b"discarded").unwrap();
+        let error = server.send(b"late").unwrap_err();
+        assert!(matches!(error, MessageError::NotSent(SendError::PeerFinished)), "{error}");
         server.finish().unwrap();
     });
 }

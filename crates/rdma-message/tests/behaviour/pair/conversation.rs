@@ -49,6 +49,7 @@ struct Model {
     /// The number of operations that were started.
     pending: usize,
     has_finished: bool,
+    has_stopped: bool,
 }
 
 pub(crate) struct Conversation<C> {
@@ -132,7 +133,10 @@ impl<C: Choices> Conversation<C> {
             Ok(operation) => operation,
             Err(SendError::Full) => return,
             Err(SendError::Finished) if self.models[at].has_finished => return,
-            Err(SendError::PeerFinished) if self.models[1 - at].has_finished => return,
+            Err(SendError::PeerFinished) if self.models[1 - at].has_finished && is_request => {
+                return;
+            }
+            Err(SendError::PeerFinished) if self.models[1 - at].has_stopped => return,
             Err(SendError::Ended) if self.models.iter().all(|it| it.has_finished) => return,
             Err(error) => panic!("{error}"),
         };
@@ -179,7 +183,8 @@ impl<C: Choices> Conversation<C> {
         let index = self.choices.below(self.models[at].open.len());
         let (id, number) = self.models[at].open[index];
         let length = self.length();
-        let answer = (!self.choices.is_one_of(4)).then(|| bytes(number ^ 1 << 31, length));
+        let is_refused = self.choices.is_one_of(4);
+        let mut answer = (!is_refused).then(|| bytes(number ^ 1 << 31, length));
         match &answer {
             None => self.pair.ends[at].machine.refuse(id),
             Some(reply) => match self.pair.ends[at].reply(id, reply.clone()) {
@@ -191,6 +196,10 @@ impl<C: Choices> Conversation<C> {
                 Err(SendError::NotOpenRequest) => {
                     self.pair.drive(at);
                     assert!(self.pair.ends[at].cancelled.contains(&id));
+                }
+                Err(SendError::PeerFinished) if self.models[1 - at].has_stopped => {
+                    self.pair.ends[at].machine.refuse(id);
+                    answer = None;
                 }
                 Err(SendError::Finished | SendError::Ended) if self.models[at].has_finished => {
                     self.pair.ends[at].machine.refuse(id);
@@ -222,7 +231,12 @@ impl<C: Choices> Conversation<C> {
         }
     }
 
+    /// Ends the messages of an end, which may receive no further ones.
     fn finish_end(&mut self, at: usize) {
+        if self.choices.is_one_of(2) {
+            self.pair.ends[at].machine.stop();
+            self.models[at].has_stopped = true;
+        }
         self.pair.ends[at].machine.finish();
         self.models[at].has_finished = true;
     }

@@ -22,7 +22,7 @@ pub(super) trait Program: Machine {
 impl Program for Messages {
     fn act(end: &mut End<Self>, input: &mut Input<'_>) -> Option<Posted> {
         let length = input.below(2_000);
-        match input.below(12) {
+        match input.below(13) {
             0..3 => _ = end.send(bytes(1, length)),
             3..5 => _ = end.call(bytes(2, length)),
             5..8 => {
@@ -45,6 +45,7 @@ impl Program for Messages {
             }
             10 if input.is_one_of(8) => end.machine.finish(),
             11 if input.is_one_of(16) => end.machine.abort(),
+            12 if input.is_one_of(8) => end.machine.stop(),
             _ => {}
         }
         None
