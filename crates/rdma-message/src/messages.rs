@@ -35,7 +35,8 @@ use outgoing::Operations;
 /// - **Calls.** A reply needs no receive by the program. But replies arrive in order with the peer's
 ///   messages, so an end that calls must also take the messages.
 /// - **End.** After [`finish`](Self::finish) this end sends nothing further. The peer may still
-///   send, until it is notified that this end has [stopped](Self::stop) receiving. After [`abort`](Self::abort), or an error, pending operations fail.
+///   send, until it is notified that this end has [stopped](Self::stop) receiving. After
+///   [`abort`](Self::abort), or an error, pending operations fail.
 #[derive(Debug)]
 pub struct Messages {
     link: Link,

@@ -52,8 +52,8 @@ impl Message {
     ///
     /// # Errors
     /// [`MessageError::NotSent`] if the peer has cancelled the call or dropped its `Messages`, or if this is no request.
-    /// Also if the reply is longer than the peer accepts; the request is then refused. [`MessageError::Operation`] or [`MessageError::Ended`] if the
-    /// connection has ended.
+    /// Also if the reply is longer than the peer accepts; the request is then refused. [`MessageError::Operation`] or
+    /// [`MessageError::Ended`] if the connection has ended.
     pub async fn reply(mut self, bytes: &[u8]) -> Result<(), MessageError> {
         let Some(request) = self.request else {
             return Err(rdma_message::SendError::NotOpenRequest.into());
