@@ -139,6 +139,18 @@ impl Link {
         }
     }
 
+    /// Returns the peer's hello if this end may send further data.
+    pub(crate) fn may_send(&self) -> Result<Hello, SendError> {
+        let peer = self.opened()?;
+        if self.finish != Finish::None {
+            return Err(SendError::Finished);
+        }
+        if self.peer_stops {
+            return Err(SendError::PeerFinished);
+        }
+        Ok(peer)
+    }
+
     /// Returns the event that operations may start, if they may now, and might not before.
     pub(crate) fn opened_since(&self, was_open: bool) -> Option<Output> {
         let hello = if was_open { None } else { self.opened().ok() };

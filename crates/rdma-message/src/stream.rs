@@ -98,13 +98,7 @@ impl Stream {
     ///
     /// Fails if the stream is not open, has finished or ended, or if the peer no longer reads.
     pub fn write(&mut self, wanted: usize) -> Result<Option<Transmit>, SendError> {
-        self.link.opened()?;
-        if self.link.finish != Finish::None {
-            return Err(SendError::Finished);
-        }
-        if self.link.peer_stops {
-            return Err(SendError::PeerFinished);
-        }
+        self.link.may_send()?;
         let len = u32::try_from(wanted).unwrap_or(u32::MAX).min(self.max_data());
         if len == 0 {
             return Ok(None);

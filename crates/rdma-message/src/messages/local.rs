@@ -81,13 +81,7 @@ impl Messages {
 
     /// Checks a message against the limits of its length and of the connection. Returns its length.
     fn check(&self, length: usize) -> Result<u32, SendError> {
-        let limit = self.link.opened()?.max_message;
-        if self.link.finish != Finish::None {
-            return Err(SendError::Finished);
-        }
-        if self.link.peer_stops {
-            return Err(SendError::PeerFinished);
-        }
+        let limit = self.link.may_send()?.max_message;
         let fits = u32::try_from(length).ok().filter(|&length| length <= limit);
         fits.ok_or(SendError::TooLong { length, limit })
     }

@@ -133,7 +133,7 @@ impl<C: Choices> Conversation<C> {
             Ok(operation) => operation,
             Err(SendError::Full) => return,
             Err(SendError::Finished) if self.models[at].has_finished => return,
-            Err(SendError::PeerFinished) if self.models[1 - at].has_finished && is_request => {
+            Err(SendError::PeerFinished) if is_request && self.models[1 - at].has_finished => {
                 return;
             }
             Err(SendError::PeerFinished) if self.models[1 - at].has_stopped => return,
@@ -183,8 +183,7 @@ impl<C: Choices> Conversation<C> {
         let index = self.choices.below(self.models[at].open.len());
         let (id, number) = self.models[at].open[index];
         let length = self.length();
-        let is_refused = self.choices.is_one_of(4);
-        let mut answer = (!is_refused).then(|| bytes(number ^ 1 << 31, length));
+        let mut answer = (!self.choices.is_one_of(4)).then(|| bytes(number ^ 1 << 31, length));
         match &answer {
             None => self.pair.ends[at].machine.refuse(id),
             Some(reply) => match self.pair.ends[at].reply(id, reply.clone()) {
