@@ -1,14 +1,9 @@
 //! Mapped memory whose permissions a test can choose.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // Like the rig.
 
-use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::ptr;
-use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
-use rustix::param::page_size;
 
 /// Anonymous memory or a mapped file. It is unmapped when dropped.
 pub struct Mapping {
@@ -92,44 +87,5 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         unsafe { munmap(self.start.cast(), self.length) }.unwrap();
-    }
-}
-
-/// The page of [`Mapping::signal_at_access`], until it is accessed.
-static PAGE: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
-/// The signal of [`Mapping::signal_at_access`].
-static SIGNAL: AtomicI32 = AtomicI32::new(0);
-
-impl Mapping {
-    /// Makes a page inaccessible. The thread that accesses it first gets the signal. If the process survives
-    /// that, the page is accessible again, and the thread continues. A process can do this with one page at a
-    /// time, and has no other handler of SIGSEGV.
-    pub fn signal_at_access(&self, page: usize, signal: c_int) {
-        assert!(page * page_size() < self.length);
-        let start = self.start.wrapping_add(page * page_size());
-        PAGE.store(start, Ordering::Relaxed);
-        SIGNAL.store(signal, Ordering::Relaxed);
-        let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-        let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = at_access;
-        let set_up = action.as_mut_ptr();
-        unsafe { (*set_up).sa_sigaction = handler as libc::sighandler_t };
-        unsafe { (*set_up).sa_flags = libc::SA_SIGINFO };
-        assert_eq!(unsafe { libc::sigaction(libc::SIGSEGV, set_up, ptr::null_mut()) }, 0);
-        unsafe { mprotect(start.cast(), page_size(), MprotectFlags::empty()) }.unwrap();
-    }
-}
-
-extern "C" fn at_access(fault: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
-    let page = PAGE.swap(ptr::null_mut(), Ordering::Relaxed);
-    let place = unsafe { (*info).si_addr() }.addr();
-    if page.is_null() || !(page.addr()..page.addr() + page_size()).contains(&place) {
-        // With the default action, the instruction faults again and ends the process.
-        unsafe { libc::signal(fault, libc::SIG_DFL) };
-        return;
-    }
-    unsafe { libc::raise(SIGNAL.load(Ordering::Relaxed)) };
-    let permissions = MprotectFlags::READ | MprotectFlags::WRITE;
-    if unsafe { mprotect(page.cast(), page_size(), permissions) }.is_err() {
-        std::process::abort();
     }
 }

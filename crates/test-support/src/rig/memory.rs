@@ -10,6 +10,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_sea
 use rustix::param::page_size;
 
 use super::map::Mapping;
+use super::trap::Trap;
 use super::{Pd, REMOTE_ATOMIC, REMOTE_WRITE, errno, verbs};
 
 /// A registration of memory that the test owns. The test accesses the memory as the device does,
@@ -232,11 +233,11 @@ impl Mr {
         self
     }
 
-    /// Sends the process a signal at the first access to a page of this file. Same as
-    /// [`Mapping::signal_at_access`].
-    pub fn signal_at_access(&self, page: usize, signal: i32) {
+    /// Returns a trap that springs at the first access to a page of this memory.
+    pub fn trap(&self, page: usize) -> Trap {
         let Memory::File(mapping, _) = &self.memory else { panic!("a file has pages of its own") };
-        mapping.signal_at_access(page, signal);
+        assert!(page * page_size() < mapping.length());
+        Trap::at_access(mapping.start().addr() + page * page_size())
     }
 
     /// Returns the key that peers use for the region.

@@ -34,6 +34,7 @@ pub mod post;
 pub mod scene;
 pub mod srq;
 pub mod transition;
+pub mod trap;
 pub mod window;
 
 pub use memory::Mr;

@@ -442,7 +442,7 @@ impl World {
                 self.with_side("completion", words);
                 self.side = None;
             }
-            "copy" => return halted::copy(self.device, &self.side.as_ref().unwrap().1, words),
+            "halt" => return halted::act(self.device, &self.side.as_ref().unwrap().1, words),
             "completion_and_end" | "send_and_end" | "write_and_end" => self.end(command, words[0]),
             "ready" => {
                 self.with_side("receive", &[]);
