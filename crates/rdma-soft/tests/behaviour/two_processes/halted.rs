@@ -1,5 +1,5 @@
-//! A process that stops or dies at a step of a request on memory of another process: during a visit to mapped memory,
-//! or inside a copy to or from a ring.
+//! A process that stops or dies at a step of a request. It is in a visit to mapped memory of another process, or inside a
+//! copy to or from a ring.
 
 use std::ffi::c_int;
 use std::fs::read_to_string;
@@ -79,9 +79,9 @@ fn visits() -> usize {
 }
 
 /// Executes a command of the second process, which halts with a signal:
-/// - `visit OPCODE ADDRESS KEY STEP SIGNAL`: at that step of a request on that memory, for which it gets a grant first.
-///   Returns the status of the request, that of another WRITE, the number of requests that it then executed without
-///   packets, and whether it halted during a visit.
+/// - `visit OPCODE ADDRESS KEY STEP SIGNAL`: at that step of a request on that memory, after it got a grant. Returns the
+///   status of the request, and that of another WRITE. Then the number of requests that it executed without packets, and
+///   whether it halted during a visit.
 /// - `fill OPCODE ADDRESS KEY PAGE SIGNAL`: when a request that travels as packets has copied its memory up to that page.
 ///   Returns the status of the request.
 /// - `drain PAGE SIGNAL`: when a message that arrives has reached that page of its memory. Returns its status.
