@@ -11,6 +11,7 @@ mod lender;
 mod mailbox;
 mod operations;
 mod options;
+mod sending;
 mod shortage;
 mod slots;
 mod source;

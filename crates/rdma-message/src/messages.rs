@@ -167,6 +167,13 @@ impl Messages {
         self.link.is_open() && self.link.fetched != self.link.stated_fetched
     }
 
+    /// Returns true if the refusal of a request could not be sent yet. The peer's call waits for it, so the
+    /// driver processes completions although the program waits for none.
+    #[must_use]
+    pub fn owes_refusal(&self) -> bool {
+        self.link.is_open() && self.requests.next_refusal().is_some()
+    }
+
     /// Returns true if an operation has its result, but not the completions of its SENDs. A call is such an
     /// operation if its reply arrives before the acknowledgement of its request. Nothing else reports the
     /// end of the operation, so the driver processes completions of SENDs.

@@ -5,6 +5,7 @@ use rdma_connect::messaging::Window;
 use std::mem;
 
 use rdma_mem::{Buffer, SliceMut, SliceRef};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::buffer::shared::SharedBuffer;
 use crate::buffer::view::BufferSlice;
@@ -27,6 +28,15 @@ pub enum Rarer {
     Window(Window),
     /// A window that lends a buffer.
     Lent(Window<Buffer>),
+    Permitted(Permitted),
+}
+
+/// Memory with the permit for its request. If the operation is dropped, both are released when the request is over.
+#[derive(Debug)]
+#[allow(unnameable_types)] // internal
+pub struct Permitted {
+    pub(crate) part: BufferSlice,
+    pub(crate) _permit: OwnedSemaphorePermit,
 }
 
 pub(crate) mod sealed {
@@ -169,6 +179,23 @@ impl Lease for Window<Buffer> {
     }
 }
 
+impl Lease for Permitted {
+    fn into_held(self) -> Held {
+        Held::Rarer(Rarer::Permitted(self))
+    }
+
+    fn take_from(held: &mut Held) -> Option<Self> {
+        match mem::take(held) {
+            Held::Rarer(Rarer::Permitted(permitted)) => Some(permitted),
+            Held::Nothing | Held::Exclusive(_) | Held::Rarer(_) => None,
+        }
+    }
+
+    fn source(&self) -> Option<SliceRef<'_>> {
+        self.part.source()
+    }
+}
+
 /// Memory of any kind.
 impl Lease for Held {
     #[inline]
@@ -196,5 +223,6 @@ impl Lease for () {
 impl Source for Buffer {}
 impl Source for BufferSlice {}
 impl Source for SharedBuffer {}
+impl Source for Permitted {}
 impl Target for Buffer {}
 impl Target for BufferSlice {}

@@ -31,12 +31,10 @@ impl Linger {
 
     /// Resets the connection at the limit, because the peer need not receive its close frame.
     pub(super) fn limit_end<P: Drive>(&self, session: Weak<Session<P>>) {
-        let limit = self.limit;
+        let (limit, failed) = (self.limit, Failed(session));
         self.runtime.spawn(async move {
             sleep(limit).await;
-            if let Some(session) = session.upgrade() {
-                session.with(|state| state.requests.fail());
-            }
+            drop(failed);
         });
     }
 
@@ -69,6 +67,16 @@ impl Linger {
             let _ = timeout(limit, ended).await;
             drop(left);
         });
+    }
+}
+
+/// A session whose peer is notified of an error. Dropping this resets the connection, also if the runtime has ended.
+struct Failed<P: Drive>(Weak<Session<P>>);
+
+impl<P: Drive> Drop for Failed<P> {
+    fn drop(&mut self) {
+        let session = self.0.upgrade().filter(|session| session.is_of_this_process());
+        session.into_iter().for_each(|session| session.with(|state| state.requests.fail()));
     }
 }
 

@@ -6,13 +6,11 @@ mod run;
 mod supply;
 
 use std::fmt;
-use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use rdma_connect::ConnectError;
 use rdma_connect::messaging::{
@@ -24,7 +22,6 @@ use rdma_message::ConnectionError;
 #[cfg(feature = "serde")]
 use serde::Serialize;
 use tokio::net::ToSocketAddrs;
-use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::coop::consume_budget;
 
@@ -33,8 +30,9 @@ use self::mailbox::Mailbox;
 use super::linger::Linger;
 use super::requests::allocate;
 use super::session::Session;
+use crate::buffer::held::Permitted;
 use crate::buffer::pool::Pool;
-use crate::buffer::view::{BufferExt as _, BufferSlice};
+use crate::buffer::view::BufferExt as _;
 use crate::connection::Connection;
 use crate::control::endpoint::Endpoint;
 use crate::region::probe;
@@ -159,14 +157,17 @@ impl Messages {
         run::post(&self.session, message).await
     }
 
-    /// Waits until the peer's device has received all messages and replies that were begun. They continue if the future
-    /// is dropped. It does not wait for requests: `call` waits for the reply.
+    /// Waits until the peer's device has received all messages and replies that had begun when it was first polled. They
+    /// continue if the future is dropped. It does not wait for requests: `call` waits for the reply.
     ///
     /// # Errors
     /// [`MessageError::Ended`] if the connection has ended before.
     pub async fn flush(&self) -> Result<(), MessageError> {
+        let mut flush = None;
         run::wait(&self.session, |state, (waiting, waker)| {
-            state.protocol.shared.poll_sent(waiting, waker)
+            let mailbox = &mut state.protocol.shared;
+            let flush = *flush.get_or_insert_with(|| mailbox.flush());
+            mailbox.poll_sent(flush, waiting, waker)
         })
         .await
     }
@@ -215,7 +216,8 @@ impl Messages {
     /// One WRITE is in flight at a time, and further ones wait for it.
     ///
     /// The peer is not notified. When it receives a message that was sent after the WRITE, the bytes have arrived. If the
-    /// future is dropped after its first poll, the WRITE continues.
+    /// future is dropped before the WRITE was posted, nothing is written. Afterwards the WRITE continues, and the buffer
+    /// then returns to its pool. A future that is forgotten (`mem::forget`) after the post holds up all later WRITEs.
     ///
     /// # Errors
     /// [`MessageError::Ended`] if the connection has ended. The buffer then returns to its pool.
@@ -230,15 +232,14 @@ impl Messages {
     ) -> Result<Buffer, MessageError> {
         let is_within = part.start <= part.end && part.end <= buffer.len();
         assert!(is_within && part.len() == target.length(), "{part:?}, {target:?}");
-        let (connection, writes) = (self.session.connection().clone(), Arc::clone(&self.writes));
-        let writing = async move {
-            // The permit is released after the request has left the queue.
-            let _permit = writes.acquire_owned().await.ok();
-            let written = connection.write(buffer.slice(part), target).await;
-            let lost = |_| MessageError::Ended(ConnectionError::Lost);
-            written.map(BufferSlice::into_inner).map_err(lost)
-        };
-        Continued { runtime: Handle::try_current().ok(), future: Some(Box::pin(writing)) }.await
+        let lost = MessageError::Ended(ConnectionError::Lost);
+        // It fails only if the semaphore is closed, and nothing closes it.
+        let permit = Arc::clone(&self.writes).acquire_owned().await;
+        let Ok(permit) = permit else { return Err(lost) };
+        let memory = Permitted { part: buffer.slice(part), _permit: permit };
+        // The connection's time limit would end the operation, but not the connection.
+        let written = self.session.connection().write(memory, target).within(Duration::MAX).await;
+        written.map(|Permitted { part, .. }| part.into_inner()).map_err(|_| lost)
     }
 
     /// Encodes a value in the format of [`ValueExt`](crate::ValueExt), and [sends](Self::send) it. The peer decodes it
@@ -321,32 +322,6 @@ impl Messages {
     /// `Unsupported` if the connection was not made by address.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.session.peer_addr()
-    }
-}
-
-/// The future of a WRITE. If it is dropped early, it continues in another task.
-struct Continued<T: Send + 'static> {
-    runtime: Option<Handle>,
-    /// `None` once it is over.
-    future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
-}
-
-impl<T: Send + 'static> Future for Continued<T> {
-    type Output = T;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        let Some(future) = &mut self.future else { unreachable!("polled after it was ready") };
-        let output = ready!(future.as_mut().poll(cx));
-        self.future = None;
-        Poll::Ready(output)
-    }
-}
-
-impl<T: Send + 'static> Drop for Continued<T> {
-    fn drop(&mut self) {
-        if let (Some(runtime), Some(future)) = (&self.runtime, self.future.take()) {
-            drop(runtime.spawn(future));
-        }
     }
 }
 

@@ -133,14 +133,16 @@ impl Messages {
         }
     }
 
-    /// Waits until the peer's device has received all messages and replies that were begun. It does not wait
-    /// for requests: `call` waits for the reply. If the time limit expires, later calls continue to send them.
+    /// Waits until the peer's device has received all messages and replies that had begun before this call. It does not
+    /// wait for requests: `call` waits for the reply. If the time limit expires, later calls continue to send them.
     ///
     /// # Errors
     /// [`MessageError::Ended`] if the connection has ended before.
     pub fn flush(&self) -> Result<(), MessageError> {
-        self.session.wait(Operation::Send, |state| {
-            state.protocol.poll_sent(&mut Waiting::default(), &mut None)
+        let mut flush = None;
+        self.session.wait(Operation::Send, |State { protocol, .. }| {
+            let flush = *flush.get_or_insert_with(|| protocol.flush());
+            protocol.poll_sent(flush, &mut Waiting::default(), &mut None)
         })?
     }
 

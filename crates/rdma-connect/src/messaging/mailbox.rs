@@ -164,19 +164,25 @@ impl Mailbox {
         if polled.is_pending() && has_begun { Poll::Ready(Ok(true)) } else { polled }
     }
 
-    /// Ready when the peer's device has all messages and replies that were begun.
+    /// Begins a flush. Returns a number for [`poll_sent`](Self::poll_sent).
+    pub fn flush(&mut self) -> u64 {
+        self.operations.sending().flush()
+    }
+
+    /// Ready when the peer's device has all messages and replies that had begun when the flush began.
     ///
     /// # Errors
     /// If the connection has ended before.
     pub fn poll_sent(
         &mut self,
+        flush: u64,
         waiting: &mut Waiting,
         waker: &mut Option<Waker>,
     ) -> Poll<Result<(), MessageError>> {
         if let Some(result) = self.sent_at_end() {
             return Poll::Ready(result);
         }
-        if !self.operations.has_sending() {
+        if self.operations.sending().is_over_before(flush) {
             return Poll::Ready(Ok(()));
         }
         self.tasks.wait(Event::Sent, waiting, waker);
@@ -359,9 +365,9 @@ impl Mailbox {
         requests.end_lease(operation);
     }
 
-    /// Wakes the tasks that flush if the last bytes of all operations were sent. A call completes only with its reply.
+    /// Wakes the tasks that flush if operations have ended that a flush waits for. A call completes only with its reply.
     fn wake_flushed(&mut self, woken: &mut Vec<Waker>) {
-        if !self.operations.has_sending() {
+        if self.operations.sending().take_ended() {
             self.tasks.wake(Event::Sent, woken);
         }
     }
@@ -568,7 +574,7 @@ impl<R: LongRequests> Protocol<R> for Mailbox {
         if self.end.reason().is_some() {
             return (false, false);
         }
-        let owes = self.machine.owes_count();
+        let owes = self.machine.owes_count() || self.machine.owes_refusal();
         let finishes = self.has_finished && !self.has_flushed;
         let ends = finishes || self.has_left || self.tasks.are_waiting(Event::End);
         let waits = !self.tasks.is_empty();

@@ -7,6 +7,7 @@ use rdma_mem::Buffer;
 use rdma_message::{Operation, OperationError};
 
 use super::body::Body;
+use super::sending::Sending;
 use super::source::Source;
 use super::wait;
 
@@ -26,6 +27,8 @@ struct Pending {
     is_call: bool,
     /// Whether the future was dropped.
     is_abandoned: bool,
+    /// The [period](Sending) in which the operation is counted while it is sending.
+    period: u64,
 }
 
 impl Pending {
@@ -44,8 +47,8 @@ pub(super) struct Operations {
     tickets: Vec<Option<Ticket>>,
     /// The number of operations without a result.
     live: usize,
-    /// The number of them that end, or continue, with the completion of a SEND.
-    sending: usize,
+    /// The operations that end, or continue, with the completion of a SEND.
+    sending: Sending,
     /// The total length of the memory to which whole messages were copied.
     staged: u64,
 }
@@ -62,9 +65,9 @@ impl Operations {
             staged: 0,
             is_call,
             is_abandoned: false,
+            period: if is_call { 0 } else { self.sending.begin() },
         };
         self.live += 1;
-        self.sending += usize::from(!is_call);
         let place = self.free.pop().unwrap_or_else(|| {
             self.pending.push(None);
             self.pending.len() - 1
@@ -99,9 +102,17 @@ impl Operations {
         };
         let was_sending = pending.is_sending();
         let before = mem::replace(&mut pending.source, source);
-        let is_sending = pending.is_sending();
-        self.sending += usize::from(is_sending);
-        self.sending -= usize::from(was_sending);
+        match (was_sending, pending.is_sending()) {
+            (false, true) => {
+                let period = self.sending.begin();
+                self.at(ticket).into_iter().for_each(|pending| pending.period = period);
+            }
+            (true, false) => {
+                let period = pending.period;
+                self.sending.end(period);
+            }
+            _ => {}
+        }
         before
     }
 
@@ -196,12 +207,14 @@ impl Operations {
         result: Result<(), OperationError>,
     ) -> (Option<Waker>, Option<Buffer>) {
         let Some((ticket, pending)) = self.of(operation) else { return (None, None) };
-        let was_sending = pending.is_sending();
+        let (was_sending, period) = (pending.is_sending(), pending.period);
         pending.result = Some(result);
         let spent = mem::take(&mut pending.source).into_buffer();
         let (is_abandoned, waker) = (pending.is_abandoned, pending.waker.take());
         self.live -= 1;
-        self.sending -= usize::from(was_sending);
+        if was_sending {
+            self.sending.end(period);
+        }
         if is_abandoned {
             self.remove(ticket);
         }
@@ -250,8 +263,13 @@ impl Operations {
         self.live > 0
     }
 
+    /// The operations that end, or continue, with the completion of a SEND.
+    pub(super) const fn sending(&mut self) -> &mut Sending {
+        &mut self.sending
+    }
+
     /// Returns true if an operation ends, or continues, with the completion of a SEND.
-    pub(super) const fn has_sending(&self) -> bool {
-        self.sending > 0
+    pub(super) fn has_sending(&self) -> bool {
+        self.sending.are_any()
     }
 }

@@ -116,8 +116,9 @@ impl Options {
     #[must_use]
     pub const fn registered_bytes(&self) -> usize {
         let limits = &self.limits;
-        let receives = limits.receive_slots() as usize * limits.receive_bytes as usize;
-        receives + limits.sends as usize * limits.send_bytes as usize
+        let receives =
+            (limits.receive_slots() as usize).saturating_mul(limits.receive_bytes as usize);
+        receives.saturating_add((limits.sends as usize).saturating_mul(limits.send_bytes as usize))
     }
 
     /// Adjusts the queues of a queue pair to these limits, and lets the peer read memory that is lent to it.

@@ -1,6 +1,7 @@
 //! Requests and replies, and what happens if either end drops one.
 
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use rdma_async::message::{Message, MessageError, Messages, OperationError, Options, SendError};
@@ -65,6 +66,43 @@ fn a_dropped_request_fails_the_call() {
             let (called, ()) = tokio::join!(client.call(b"question"), serve);
             let error = called.unwrap_err();
             assert!(is_refused(&error), "{error}");
+        });
+    }
+}
+
+/// The refusal waits until the client has memory for it, and the server's program waits for nothing then.
+#[test]
+fn a_request_that_is_dropped_without_credit_is_refused_later() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let options = Options::new().receives(4).sends(6).frame_bytes(256).window_bytes(512);
+            let (client, server) = messages(&endpoint(device), options).await;
+            // While this call waits, the client processes frames.
+            let mut first = Box::pin(client.call(b"kept"));
+            assert!(poll_once(&mut first).is_pending());
+            let kept = server.receive().await.unwrap().unwrap();
+            let (mut posted, mut refused) = (0, 0);
+            while refused < 100 {
+                match poll_once(&mut Box::pin(server.post(b"a note"))) {
+                    Poll::Ready(result) => {
+                        result.unwrap();
+                        (posted, refused) = (posted + 1, 0);
+                    }
+                    Poll::Pending => refused += 1,
+                }
+                assert!(poll_once(&mut first).is_pending());
+                tokio::task::yield_now().await;
+            }
+            let mut second = Box::pin(client.call(b"dropped"));
+            assert!(poll_once(&mut second).is_pending());
+            drop(server.receive().await.unwrap().unwrap());
+            for _ in 0..posted {
+                assert_eq!(*client.receive().await.unwrap().unwrap(), *b"a note");
+            }
+            let error = second.await.unwrap_err();
+            assert!(is_refused(&error), "{error}");
+            drop(kept);
+            assert!(is_refused(&first.await.unwrap_err()));
         });
     }
 }

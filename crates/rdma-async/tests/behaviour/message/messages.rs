@@ -100,7 +100,7 @@ fn many_writes_leave_room_for_messages() {
             let (client, buffer) = (Arc::clone(&client), endpoint.allocate(1 << 16).await.unwrap());
             writes.spawn(async move {
                 let mut write = pin!(client.write(buffer, 0..1 << 16, target));
-                // Every other future is dropped after its first poll, and its WRITE continues.
+                // Every other future is dropped after its first poll. Its WRITE continues if it was posted.
                 if poll_once(&mut write).is_pending() && number % 2 == 0 {
                     write.await.unwrap();
                 }

@@ -12,7 +12,7 @@ use rdma_async::message::Options;
 use tokio::task::{LocalSet, yield_now};
 
 use super::rig::{endpoint, messages};
-use crate::common::{Count, DEVICES, poll_for, run_in_one_thread};
+use crate::common::{Count, DEVICES, poll_for, poll_once, run_in_one_thread};
 
 /// The number of calls, and of tasks that wait.
 const CALLS: usize = 100;
@@ -137,6 +137,30 @@ fn a_task_that_was_woken_and_leaves_wakes_the_next_one() {
             };
             let (called, ()) = tokio::join!(third, serve);
             called.unwrap();
+        });
+    }
+}
+
+/// Otherwise a flush would never end while other tasks send.
+#[test]
+fn a_flush_does_not_wait_for_messages_that_begin_later() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let options = Options::new().receives(4).sends(6).frame_bytes(256).window_bytes(1024);
+            let (client, server) = messages(&endpoint(device), options).await;
+            // The server has memory for a part of each.
+            client.post(&[1; 5000]).await.unwrap();
+            let mut flush = Box::pin(client.flush());
+            assert!(poll_once(&mut flush).is_pending());
+            let mut later = Box::pin(client.send(&[2; 5000]));
+            assert!(poll_once(&mut later).is_pending());
+            assert_eq!(server.receive().await.unwrap().unwrap().len(), 5000);
+            flush.await.unwrap();
+            assert!(poll_once(&mut later).is_pending());
+            let (sent, received) = tokio::join!(later, server.receive());
+            sent.unwrap();
+            assert_eq!(received.unwrap().unwrap().len(), 5000);
+            client.flush().await.unwrap();
         });
     }
 }

@@ -25,13 +25,18 @@ pub(super) async fn streams(endpoint: &Endpoint, options: Options) -> (Stream, S
     tokio::try_join!(client, listener.accept()).unwrap()
 }
 
-/// A stream whose peer is a plain connection with that many receives.
-pub(super) async fn stream_and_peer(host: &Host, options: Options) -> (Stream, Connection) {
+/// Two plain connections whose queues are long enough for a stream.
+pub(super) fn connections(host: &Host, options: Options) -> (Connection, Connection) {
     let prepare =
         || host.driver.prepare(options.fit(rdma_qp::QueuePair::builder(&host.pd))).unwrap();
     let (one, other) = (prepare(), prepare());
     let (at_one, at_other) = (one.endpoint(), other.endpoint());
-    let (one, other) = (one.handshake(at_other).unwrap(), other.handshake(at_one).unwrap());
+    (one.handshake(at_other).unwrap(), other.handshake(at_one).unwrap())
+}
+
+/// A stream whose peer is a plain connection with that many receives.
+pub(super) async fn stream_and_peer(host: &Host, options: Options) -> (Stream, Connection) {
+    let (one, other) = connections(host, options);
     let pool = Pool::from(host.pool.clone());
     (Stream::new(one, &pool, options).await.unwrap(), other)
 }

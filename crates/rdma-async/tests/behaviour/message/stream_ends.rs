@@ -9,10 +9,13 @@ use rdma_async::{Connection, Pool};
 use rdma_qp::prelude::*;
 use rdma_soft::{Builder, Network};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::runtime::Builder as Runtime;
 use tokio::time::{sleep, timeout};
 
 use super::offers::returned;
-use super::rig::{byte, check, endpoint, fill, overwrite, stream_and_peer, streams, write_random};
+use super::rig::{
+    byte, check, connections, endpoint, fill, overwrite, stream_and_peer, streams, write_random,
+};
 use crate::common::host::Host;
 use crate::common::{DEVICES, run, run_in_one_thread};
 
@@ -228,6 +231,25 @@ fn a_peer_without_receives_cannot_keep_a_failed_stream_open() {
         let options = Options::new().linger(Duration::from_millis(1));
         let (mut victim, peer) = stream_and_peer(&host, options).await;
         // The stream's frames wait for receives of the peer without limit.
+        peer.send(host.buffer(b"certainly not a frame")).await.unwrap();
+        let error = victim.read_u8().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
+    });
+}
+
+/// Otherwise the device would retry the last frame of the stream without limit.
+#[test]
+fn a_failed_stream_whose_runtime_has_ended_is_reset_at_once() {
+    run_in_one_thread(|| async {
+        let host = Host::new("soft0");
+        let options = Options::new().linger(Duration::MAX);
+        let (one, peer) = connections(&host, options);
+        let pool = Pool::from(host.pool.clone());
+        let create = move || {
+            let runtime = Runtime::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(Stream::new(one, &pool, options)).unwrap()
+        };
+        let mut victim = tokio::task::spawn_blocking(create).await.unwrap();
         peer.send(host.buffer(b"certainly not a frame")).await.unwrap();
         let error = victim.read_u8().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");

@@ -4,15 +4,16 @@ use std::future::IntoFuture;
 use std::pin::pin;
 use std::time::Duration;
 
-use rdma_async::{CloseReason, Failed, Kind, Op, TransportError};
+use rdma_async::message::Options;
+use rdma_async::{CloseReason, ConnectionOptions, Endpoint, Failed, Kind, Op, TransportError};
 use rdma_connect::Operation;
+use rdma_mem::{AccessFlags, open_device};
 use rdma_qp::prelude::*;
 use tokio::runtime::Builder;
 use tokio::time::{advance, pause, timeout};
 
 use crate::common::host::Host;
-use crate::common::nearly_endless;
-use crate::common::run_in_one_thread;
+use crate::common::{DEFERRED, install, nearly_endless, run_in_one_thread};
 use crate::operations::{DEVICES, HELD, Pair, poll_once, run};
 
 const TIME: Duration = Duration::from_millis(100);
@@ -240,6 +241,31 @@ fn the_limit_of_a_connection_applies_to_operations_without_one() {
             client.send(host.buffer(text)).await.unwrap();
             let kept = server.take_unclaimed().unwrap();
             assert_eq!(kept.memory.unwrap()[..kept.length], *text);
+        }
+    });
+}
+
+/// The connection stays open after the limit, so a WRITE beside messages would be reported as lost although it is not.
+#[test]
+fn the_limit_of_a_connection_does_not_apply_to_writes_beside_messages() {
+    run_in_one_thread(|| async {
+        install();
+        let pd = open_device(DEFERRED).unwrap().allocate_pd().unwrap();
+        let limited = ConnectionOptions::new(&pd).operation_timeout(Duration::ZERO);
+        let endpoint = Endpoint::with_options(&pd, limited).unwrap();
+        let options = Options::new();
+        let listener = endpoint.listen_for_messages("127.0.0.1:0", options).await.unwrap();
+        let connect = endpoint.connect_messages(listener.local_addr(), options);
+        let (client, _server) = tokio::try_join!(connect, listener.accept()).unwrap();
+        let access = AccessFlags::new().with_local_write().with_remote_write();
+        let board = pd.allocate_shared_region(64, access).unwrap();
+        for round in 1..100 {
+            let mut buffer = endpoint.allocate(64).await.unwrap();
+            buffer.fill(round);
+            drop(client.write(buffer, 0..64, board.remote()).await.unwrap());
+            let mut found = [0; 64];
+            board.read(0, &mut found).unwrap();
+            assert_eq!(found, [round; 64]);
         }
     });
 }

@@ -15,7 +15,7 @@ use crate::message::session::{Session, State};
 /// A WRITE to memory of the peer, created by [`Messages::write`].
 ///
 /// If it is dropped before it was posted, nothing is written. Afterwards it continues, and its buffer then returns to the
-/// pool.
+/// pool. If it is forgotten (`mem::forget`) after that, it holds up all later WRITEs.
 #[must_use = "nothing is written before `wait`"]
 pub struct Writing<'m> {
     session: &'m Session<Mailbox>,
@@ -29,8 +29,9 @@ pub struct Writing<'m> {
 impl Messages {
     /// Returns a WRITE of a part of a buffer to memory of the peer, whose program has described the memory in a message.
     ///
-    /// [`wait`](Writing::wait) posts it after the peer's device has received all earlier messages of this end. The peer is
-    /// not notified. When it receives a message that was sent after the WRITE, the bytes have arrived.
+    /// [`wait`](Writing::wait) posts it when the peer's device has received all messages of this end that were posted.
+    /// Threads that send all the time can therefore hold it up. The peer is not notified. When it receives a message that
+    /// was sent after the WRITE, the bytes have arrived.
     ///
     /// # Panics
     /// Panics if the part is not within the buffer, or its length differs from that of the target.
