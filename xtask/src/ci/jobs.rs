@@ -216,7 +216,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "deny",
-        about: "forbidden licences, sources and duplicates of dependencies",
+        about: "forbidden licences and sources of dependencies, and wildcard versions",
         tier: Tier::Full,
         minutes: 0.2,
         needs: &[Need::Tool("cargo-deny", "cargo install --locked cargo-deny")],
@@ -283,7 +283,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "asan-full",
-        about: "the same in all tests, in the programs of the examples, and in the suite on each software device",
+        about: "the same in the tests of all crates with a device, in the programs of the examples, and in the suite on each software device",
         tier: Tier::Full,
         minutes: 25.0,
         needs: &[],
