@@ -15,6 +15,7 @@ use test_support::program::{is_emulated, this_program};
 use test_support::rig::{fork, until};
 
 use crate::local_link::fuse;
+use crate::local_link::grants::{Terms, VERSIONS};
 use crate::local_link::ring::{
     Connection, VERSION, connect_patiently, listen_at, say, wait_until_asked,
 };
@@ -49,6 +50,9 @@ pub(crate) enum Plan {
     Fuse(usize),
     /// Sends files over connections made to the attacker, which has bound the name.
     Squatter(usize),
+    /// The same, with one FUSE file instead of the memory of a grant, or of the versions.
+    FuseGrant,
+    FuseVersions,
     /// Binds all names of a device.
     Names,
 }
@@ -60,6 +64,8 @@ impl Plan {
             Self::Guests(count) => format!("guests {count}"),
             Self::Fuse(count) => format!("fuse {count}"),
             Self::Squatter(count) => format!("squatter {count}"),
+            Self::FuseGrant => "fuse-grant 1".to_owned(),
+            Self::FuseVersions => "fuse-versions 1".to_owned(),
             Self::Names => "names 4096".to_owned(),
         }
     }
@@ -189,7 +195,9 @@ fn obey() {
         "guests" => guests(&mut arms, &name, count),
         "fuse" => fuse_file(&mut arms, &name, count),
         "names" => names(&mut arms, &name, count),
-        _ => squatter(&mut arms, &name, count),
+        "fuse-grant" => squatter(&mut arms, &name, count, Some(&Terms::FINE.bytes())),
+        "fuse-versions" => squatter(&mut arms, &name, count, Some(&[VERSIONS])),
+        _ => squatter(&mut arms, &name, count, None),
     }
     println!("{MARK}{}", arms.sent);
     wait_for_line();
@@ -264,7 +272,8 @@ fn names(arms: &mut Arms, name: &str, count: usize) {
     wait_until_called();
 }
 
-fn squatter(arms: &mut Arms, name: &str, count: usize) {
+/// Sends that message with a FUSE file, or a lingering socket if there is none.
+fn squatter(arms: &mut Arms, name: &str, count: usize, with_fuse: Option<&[u8]>) {
     let mut listener = None;
     // Until its `exec`, a child of the tests keeps the socket open with which they found a free name.
     until("the name is free", || {
@@ -275,7 +284,13 @@ fn squatter(arms: &mut Arms, name: &str, count: usize) {
     wait_until_called();
     for _ in 0..count {
         let socket = accept(&listener).unwrap();
-        arms.send(&socket, &[VERSION], 1);
+        match with_fuse {
+            None => arms.send(&socket, &[VERSION], 1),
+            Some(message) => match fuse::file() {
+                Ok(file) => arms.sent += usize::from(say(&socket, message, &[file.as_fd()])),
+                Err(why) => eprintln!("cannot open a FUSE file: {why}"),
+            },
+        }
         arms.kept.push(socket);
     }
 }

@@ -1,10 +1,13 @@
 //! Hostile processes that give or get grants for mapped memory.
 
+use std::fs::File;
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 
 use rdma_soft::{Builder, Peers, SoftDevice};
 use rdma_sys::{
@@ -17,13 +20,13 @@ use test_support::rig::connect::{Endpoint, Knobs, Side, connect};
 use test_support::rig::post::Wr;
 use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, REMOTE_WRITE, Size, until};
 
-use crate::local_link::hostile::{FIRST, Head, PLACED, SECOND, name_at, slot_of};
+use crate::local_link::hostile::{FIRST, Head, PLACED, Random, SECOND, name_at, slot_of};
 use crate::local_link::ring::{Accepted, Connection, SEALS, file, listen_at, say};
 use crate::two_processes::near::{MAPPED, Near, PATIENT};
-use crate::two_processes::peer::Peer;
+use crate::two_processes::peer::{Peer, sum};
 
 /// The first bytes of the two kinds of messages with files.
-const VERSIONS: u8 = 1;
+pub(super) const VERSIONS: u8 = 1;
 const GRANT: u8 = 2;
 /// The length of the file with the versions.
 const VERSIONS_LENGTH: u64 = 4096;
@@ -40,7 +43,7 @@ const HUGE: u64 = 2 << 20;
 
 /// The contents of a grant (`src/link/local/mapped.rs`).
 #[derive(Clone, Copy)]
-struct Terms {
+pub(super) struct Terms {
     word: u32,
     access: u32,
     /// The indexes and the values of the versions.
@@ -49,10 +52,10 @@ struct Terms {
 }
 
 impl Terms {
-    const FINE: Self =
+    pub(super) const FINE: Self =
         Self { word: FIRST_KEY, access: ALL_ACCESS & !1, versions: [0, 0, 1, 0], length: LENGTH };
 
-    fn bytes(self) -> Vec<u8> {
+    pub(super) fn bytes(self) -> Vec<u8> {
         let Self { word, access, versions: [a, b, c, d], length } = self;
         let words = [u32::from(GRANT), word, RKEY, access, a, b, c, d].map(u32::to_le_bytes);
         [words.concat(), [IOVA, length].map(u64::to_le_bytes).concat()].concat()
@@ -120,8 +123,14 @@ impl Victim {
 
     /// Writes, and reports each packet as executed. Returns true if there was none.
     fn write(&mut self) -> bool {
-        self.post_write();
         let before = self.expected;
+        assert!(self.try_write());
+        self.expected == before
+    }
+
+    /// Like [`write`](Self::write), but returns false if the connection has ended.
+    fn try_write(&mut self) -> bool {
+        self.post_write();
         let mut done = Vec::new();
         until("a completion", || {
             while self.from.read().unwrap().is_some() {
@@ -133,8 +142,13 @@ impl Victim {
             done = self.side.send_cq.try_poll::<1>().unwrap();
             !done.is_empty()
         });
-        assert_eq!(done[0].status, Status::IBV_WC_SUCCESS);
-        self.expected == before
+        match done[0].status {
+            Status::IBV_WC_SUCCESS => true,
+            status => {
+                assert_eq!(status, Status::IBV_WC_RETRY_EXC_ERR);
+                false
+            }
+        }
     }
 
     /// Expects that the connection has ended, so that its requests fail.
@@ -251,6 +265,36 @@ fn a_grant_of_any_process_is_used_on_its_file_alone() {
     }
 }
 
+/// The owner of a grant may write any versions at any time.
+#[test]
+fn versions_that_change_all_the_time_delay_nothing() {
+    let mut victim = Victim::new();
+    let (versions, file) = (victim.versions(), whole(LENGTH));
+    victim.grant(Terms::FINE, &file);
+    until("a grant", || victim.write());
+    thread::scope(|scope| {
+        let changes = scope.spawn(|| {
+            let mut random = 1_u64;
+            for _ in 0..100_000 {
+                random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                let (at, value) = (random >> 32 & (VERSIONS_LENGTH - 4), random >> 48 & 1);
+                pwrite(&versions, &value.to_le_bytes()[..4], at).unwrap();
+            }
+        });
+        while !changes.is_finished() {
+            victim.grant(Terms::FINE, &file);
+            (0..10).for_each(|_| _ = victim.write());
+        }
+    });
+    // Holes are zeros, so earlier grants may be valid again.
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&versions, flags, 0, VERSIONS_LENGTH).unwrap();
+    until("another grant", || {
+        victim.grant(Terms::FINE, &file);
+        victim.write()
+    });
+}
+
 /// Grants that the connection cannot use: for another connection, with other rights, with a version that does not
 /// exist, and far too many.
 #[test]
@@ -281,6 +325,37 @@ fn useless_grants_change_nothing() {
     }
     victim.grant(fine, &file);
     victim.write();
+}
+
+/// Each message is ignored, or ends its connection. `RDMA_TEST_SEED` selects the messages.
+#[test]
+fn random_grants_do_no_harm() {
+    let seed = std::env::var("RDMA_TEST_SEED").map_or(1, |seed| seed.parse::<u64>().unwrap());
+    println!("RDMA_TEST_SEED={seed}");
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let files = [whole(LENGTH), whole(2 * LENGTH), file(LENGTH, SEALS), whole(VERSIONS_LENGTH)];
+    let mut ended = 0;
+    for _ in 0..100 {
+        let mut victim = Victim::new();
+        let _versions = (random.below(4) > 0).then(|| victim.versions());
+        for _ in 0..5 {
+            let mut bytes = Terms::FINE.bytes();
+            for _ in 0..random.below(4) {
+                let at = random.below(bytes.len() as u64) as usize;
+                bytes[at] ^= 1 << random.below(8);
+            }
+            bytes.truncate(48 - random.below(20).saturating_sub(16) as usize);
+            let file = &files[(random.below(12) as usize).saturating_sub(8)];
+            say(&victim.from.socket, &bytes, &[file.as_fd()]);
+            if !victim.try_write() {
+                ended += 1;
+                break;
+            }
+        }
+    }
+    assert!((1..100).contains(&ended), "{ended} connections have ended");
+    let mut victim = Victim::new();
+    assert!(!victim.write());
 }
 
 /// Receives a message, with its file if it has one. Fails with `EAGAIN` if there is none.
@@ -415,8 +490,10 @@ fn a_visit_without_end_does_not_keep_a_region_registered() {
         u32::from_le_bytes(bytes)
     };
     assert_eq!([value(word(4)), value(word(6))], [word(5), word(7)]);
-    // Only the owner can write the versions.
+    // Only the owner can write the versions, or remove their pages.
     assert_eq!(pwrite(&versions, &[1], 0), Err(Errno::PERM));
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    assert_eq!(fallocate(&versions, flags, 0, VERSIONS_LENGTH), Err(Errno::PERM));
     assert_eq!(pwrite(&hostile.ring.0, &1_u32.to_le_bytes(), VISITS), Ok(4));
     near.peer.ask("deregister");
     assert_ne!([value(word(4)), value(word(6))], [word(5), word(7)]);
@@ -432,5 +509,42 @@ fn a_visit_without_end_does_not_keep_a_region_registered() {
         }
     }
     assert_eq!(device.counters().mapped_requests, 0);
+    near.peer.kill();
+}
+
+/// Returns the memory file of the second process.
+fn memory_of(peer: &Peer) -> OwnedFd {
+    let files = format!("/proc/{}/fd", peer.pid().as_raw_nonzero());
+    let mut files = std::fs::read_dir(files).unwrap().map(|file| file.unwrap().path());
+    let is_memory = |path: &PathBuf| {
+        std::fs::read_link(path).is_ok_and(|link| link.to_string_lossy().starts_with("/memfd:test"))
+    };
+    let path = files.find(is_memory).unwrap();
+    File::options().read(true).write(true).open(path).unwrap().into()
+}
+
+/// The pages come back as zeros. The region stays usable for its owner and for other processes.
+#[test]
+fn a_process_with_a_grant_may_remove_pages() {
+    let name = "grants-pages";
+    let device = Builder::new(name).peers(Peers::SameUser).install().unwrap();
+    let memory = format!("{ALL_ACCESS} {LENGTH}");
+    let peer = Peer::start_with(&format!("/{name}"), &[(MAPPED, &memory)]);
+    let mut near = Near::on(name, peer, ibv_qp_type::IBV_QPT_RC, &PATIENT);
+    // A file that has holes already would not be mapped.
+    until("a request without packets", || {
+        near.write(60_000, None);
+        device.counters().mapped_requests > 0
+    });
+    let file = memory_of(&near.peer);
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&file, flags, 0, LENGTH).unwrap();
+    assert_eq!(near.peer.sum(0, LENGTH as usize), sum(&[0; LENGTH as usize]));
+    near.write(60_000, None);
+    fallocate(&file, flags, 0, LENGTH).unwrap();
+    near.peer.ask("deregister");
+    near.peer.ask("receive_without_memory");
+    near.side.qp.post(&near.send(0));
+    near.side.send_cq.expect_success(1);
     near.peer.kill();
 }
