@@ -208,6 +208,30 @@ mod loom_tests {
         });
     }
 
+    /// A requester that finds all of its requests executed may use the memory itself. It sees their effects, and its own
+    /// come after them.
+    #[test]
+    fn loom_a_mapped_request_comes_after_the_packets_before_it() {
+        loom::model(|| {
+            let shared = Arc::new((Executed::default(), AtomicU32::new(0)));
+            let key = WordKey::new(1, 0);
+            let responder = thread::spawn({
+                let shared = Arc::clone(&shared);
+                move || {
+                    shared.1.store(1, Ordering::Relaxed);
+                    execute(&shared.0, key)
+                }
+            });
+            let is_executed = shared.0.expected(key) == Some(Psn::masked(5));
+            if is_executed {
+                assert_eq!(shared.1.load(Ordering::Relaxed), 1);
+                shared.1.store(2, Ordering::Relaxed);
+            }
+            responder.join().unwrap();
+            assert_eq!(shared.1.load(Ordering::Relaxed), if is_executed { 2 } else { 1 });
+        });
+    }
+
     /// A notification is also sent for the next word.
     #[test]
     fn loom_a_requester_is_notified_again_after_it_has_slept() {

@@ -36,6 +36,19 @@ impl Versions {
         acquire(&self.changes)
     }
 
+    /// Owner: returns the value of a version for a new grant, unless grants `have_ended`. If they end meanwhile, this call
+    /// sees it, or [`end`](Self::end) changes the value.
+    pub(crate) fn lend(&self, index: u32, have_ended: impl Fn() -> bool) -> Option<u32> {
+        let value = self.get(index)?;
+        (!have_ended()).then_some(value)
+    }
+
+    /// Owner: makes all grants invalid. The caller has recorded before that it gives no others.
+    pub(crate) fn end(&self) {
+        (0..).take_while(|&index| self.get(index).is_some()).for_each(|index| self.bump(index));
+        ordered();
+    }
+
     /// Owner: makes the grants with this version invalid. The caller then calls [`ordered`].
     pub(crate) fn bump(&self, index: u32) {
         if let Some(version) = self.words.get(index as usize) {
@@ -152,6 +165,7 @@ mod tests {
 #[cfg(all(test, loom))]
 mod loom_tests {
     use loom::sync::Arc;
+    use loom::sync::atomic::AtomicBool;
     use loom::thread;
 
     use super::*;
@@ -200,6 +214,22 @@ mod loom_tests {
         fn memory(&self) -> [u32; 2] {
             [0, 1].map(|n: usize| self.memory[n].load(Ordering::Relaxed))
         }
+    }
+
+    /// A grant that is given while all grants end is invalid from then on.
+    #[test]
+    fn loom_a_version_that_is_lent_during_the_end_becomes_invalid() {
+        loom::model(|| {
+            let shared = Arc::new((Versions::default(), AtomicBool::new(false)));
+            let lender = thread::spawn({
+                let shared = Arc::clone(&shared);
+                move || shared.0.lend(1, || shared.1.load(Ordering::Relaxed))
+            });
+            shared.1.store(true, Ordering::Relaxed);
+            shared.0.end();
+            let lent = lender.join().unwrap();
+            assert!(lent.is_none() || lent != shared.0.get(1));
+        });
     }
 
     /// Once the owner has revoked a grant and waited, the user writes nothing more, and everything that it wrote is

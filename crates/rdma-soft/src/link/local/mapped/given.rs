@@ -257,9 +257,8 @@ impl Giver {
             }
             None => return None,
         };
-        let value = words.get(index)?;
-        // Either this thread sees here that grants have ended, or the end changes the value just read.
-        (!self.gives_nothing()).then_some(Version { index, value })
+        let value = words.lend(index, || self.gives_nothing())?;
+        Some(Version { index, value })
     }
 
     /// Makes the grants with a version invalid, and takes the version back.
@@ -282,12 +281,7 @@ impl Giver {
     pub(in crate::link::local) fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
         locked(&self.wants).clear();
-        if let Some(words) = self.words() {
-            (0..)
-                .take_while(|&index| words.get(index).is_some())
-                .for_each(|index| words.bump(index));
-            ordered();
-        }
+        self.words().into_iter().for_each(Versions::end);
     }
 
     /// Returns true if all grants of this connection are invalid.
