@@ -148,8 +148,8 @@ impl Messages {
     /// Posts a message: like [`send`](Self::send), but is ready before the peer's device has received it.
     ///
     /// It is ready when the first frame was posted. A message that is longer than a [frame](Options::frame_bytes)
-    /// continues to be sent. [`flush`](Self::flush) waits until the peer's device has received all messages. If the
-    /// future is dropped before it is ready, see [`send`](Self::send).
+    /// continues to be sent. [`flush`](Self::flush) waits until the peer's device has received it. If the future is dropped
+    /// before it is ready, see [`send`](Self::send).
     ///
     /// # Errors
     /// Same errors as [`send`](Self::send). If the connection ends later, only later calls report that.
@@ -217,7 +217,8 @@ impl Messages {
     ///
     /// The peer is not notified. When it receives a message that was sent after the WRITE, the bytes have arrived. If the
     /// future is dropped before the WRITE was posted, nothing is written. Afterwards the WRITE continues, and the buffer
-    /// then returns to its pool. A future that is forgotten (`mem::forget`) after the post holds up all later WRITEs.
+    /// then returns to its pool. A future that is not polled after the post, or is forgotten (`mem::forget`), holds up all
+    /// later WRITEs. The [limit of the connection](crate::ConnectionOptions::operation_timeout) does not apply.
     ///
     /// # Errors
     /// [`MessageError::Ended`] if the connection has ended. The buffer then returns to its pool.

@@ -311,13 +311,13 @@ impl Requests {
         is_news
     }
 
-    /// Leaves the memory of requests that have not ended to the connection.
-    pub(super) fn leave(&mut self) {
-        let receives = self.receives.posted.drain(..).map(|(_, id)| id);
-        for id in receives.chain(self.sends.posted.drain(..).map(|(_, id)| id)) {
-            self.connection.inner().detach(id);
-        }
+    /// Returns the requests that have not ended. The caller detaches them without the lock, which leaves their memory to
+    /// the connection.
+    #[must_use]
+    pub(super) fn leave(&mut self) -> Vec<Id> {
         self.long = 0;
+        let receives = self.receives.posted.drain(..).map(|(_, id)| id);
+        receives.chain(self.sends.posted.drain(..).map(|(_, id)| id)).collect()
     }
 
     /// Makes the next completion of the chosen queues wake the session. Returns false if there is one already. Adds the
@@ -488,7 +488,7 @@ mod tests {
         assert!(rig.nic.asked_solicited());
         assert!(matches!(requests.next(), Some(Completed::Sent { slot: 0 })));
         assert!(!wait(&mut requests, false));
-        requests.leave();
+        requests.leave().into_iter().for_each(|id| connection.inner().detach(id));
     }
 
     /// The program sleeps until any request completes, also one that no task awaits.
@@ -499,7 +499,7 @@ mod tests {
         let mut limits = rdma_message::Options::default();
         (limits.receives, limits.sends) = (0, 1);
         let slots = Slots::new(&limits, (0..=limits.receive_slots()).map(|_| rig.buffer()));
-        let mut requests = Requests::new(connection, slots);
+        let mut requests = Requests::new(connection.clone(), slots);
         requests.post_receive(0);
         assert!(requests.await_next((true, false), Waker::noop(), &mut Ok(false)));
         let sweep = |always| {
@@ -510,6 +510,6 @@ mod tests {
         assert_eq!([false, true, false].map(sweep), [true, false, false]);
         rig.nic.end(0, NicOutcome::Done(b""));
         assert!(!sweep(true));
-        requests.leave();
+        requests.leave().into_iter().for_each(|id| connection.inner().detach(id));
     }
 }

@@ -19,11 +19,13 @@ use super::turns::{self, Turn};
 use crate::buffer::held::sealed::Lease as _;
 use crate::connection::Connection;
 use crate::ledger::after::contain_panic;
+use crate::ledger::slots::Id;
 
 /// The protocol of a session, which also has the requests of long messages.
 pub(super) trait Drive: Protocol<Requests> {
-    /// Processes the completion of a request for a long message. Only messages have such requests.
-    fn long_completed(&mut self, _: Long, _: &mut Requests) {}
+    /// Processes the completion of a request for a long message. Only messages have such requests. Adds the tasks to wake
+    /// to the last argument.
+    fn long_completed(&mut self, _: Long, _: &mut Requests, _: &mut Vec<Waker>) {}
 
     /// Stores the session, which calls this once.
     fn enter(&mut self, _: &Weak<Session<Self>>)
@@ -161,7 +163,11 @@ impl<P: Drive> Session<P> {
                 drop(state);
                 close(&self.connection);
                 state = self.lock();
-                state.end();
+                let left = state.end();
+                // Runs the wakers of other tasks.
+                drop(state);
+                left.into_iter().for_each(|id| self.connection.inner().detach(id));
+                state = self.lock();
                 continue;
             }
             let awaits = state.protocol.awaits();
@@ -220,17 +226,21 @@ impl<P: Drive> State<P> {
                 self.requests.slots().set_receive(slot, buffer);
             }
             Completed::Sent { slot } => self.protocol.sent(slot),
-            Completed::Long(long) => self.protocol.long_completed(long, &mut self.requests),
+            Completed::Long(long) => {
+                self.protocol.long_completed(long, &mut self.requests, &mut self.woken);
+            }
         }
     }
 
     /// Ends the protocol after the connection was closed, and after what had completed before. No later frame needs the
-    /// memory of the slots.
-    fn end(&mut self) {
+    /// memory of the slots. Returns the requests to [detach](Requests::leave).
+    #[must_use]
+    fn end(&mut self) -> Vec<Id> {
         self.settle();
-        self.requests.leave();
+        let left = self.requests.leave();
         self.protocol.lost(&mut self.requests);
         self.requests.slots().close();
+        left
     }
 }
 

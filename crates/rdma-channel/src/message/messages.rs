@@ -113,8 +113,8 @@ impl Messages {
     /// Posts a message: like [`send`](Self::send), but returns before the peer's device has received it.
     ///
     /// It returns when the first frame was posted. Later calls send the rest of a message that is longer than a
-    /// [frame](Options::frame_bytes), and [`flush`](Self::flush) waits until the peer's device has received all
-    /// messages. If the time limit expires, nothing is sent.
+    /// [frame](Options::frame_bytes), and [`flush`](Self::flush) waits until the peer's device has received it. If the
+    /// time limit expires, nothing is sent.
     ///
     /// # Errors
     /// Same errors as [`send`](Self::send). If the connection ends after this call, only later calls report that.

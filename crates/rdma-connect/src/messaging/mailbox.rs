@@ -332,8 +332,14 @@ impl Mailbox {
         offers > 0 && self.peer_fetches && length as u64 > u64::from(eager_bytes)
     }
 
-    /// Makes the message of an operation readable by the peer. If that is impossible, it is sent in parts.
-    pub fn lend(&mut self, operation: Operation, requests: &mut impl LongRequests) {
+    /// Makes the message of an operation readable by the peer. If that is impossible, it is sent in parts. Adds the tasks
+    /// to wake to `woken`.
+    pub fn lend(
+        &mut self,
+        operation: Operation,
+        requests: &mut impl LongRequests,
+        woken: &mut Vec<Waker>,
+    ) {
         let Some(buffer) = self.operations.take_buffer(operation) else {
             return self.machine.lent(operation, None);
         };
@@ -345,6 +351,7 @@ impl Mailbox {
                 self.machine.lent(operation, None);
             }
         }
+        self.wake_flushed(woken);
     }
 
     /// Continues after the message of an operation was made readable by the peer.
@@ -524,10 +531,7 @@ impl<R: LongRequests> Protocol<R> for Mailbox {
                 woken.extend(begins.and_then(|operation| self.operations.take_waker(operation)));
                 self.wake_flushed(woken);
             }
-            Output::Lend { operation, .. } => {
-                self.lend(operation, requests);
-                self.wake_flushed(woken);
-            }
+            Output::Lend { operation, .. } => self.lend(operation, requests, woken),
             Output::Fetch { message, source, length } => {
                 requests.fetch(message, source, length);
             }

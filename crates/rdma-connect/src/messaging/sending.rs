@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 pub(super) struct Sending {
     /// The number of the first period.
     first: u64,
-    /// The number of operations in each period. Only the last one can have none.
+    /// The number of operations in each period. The first one has some, unless it is also the last one.
     counts: VecDeque<usize>,
     /// Whether a period has ended since [`take_ended`](Self::take_ended) was last called.
     has_ended: bool,

@@ -13,7 +13,7 @@ pub(super) enum Event {
     Send,
     /// A call may begin.
     Call,
-    /// The last bytes of all operations were sent.
+    /// All operations that began before a flush were sent.
     Sent,
     /// The end of this end's messages, or of the connection.
     End,

@@ -153,7 +153,7 @@ impl Protocol<Requests> for Mailbox {
 }
 
 impl Drive for Mailbox {
-    fn long_completed(&mut self, long: Long, requests: &mut Requests) {
+    fn long_completed(&mut self, long: Long, requests: &mut Requests, woken: &mut Vec<Waker>) {
         match long {
             Long::Bound { lease, window } => {
                 if let Some((operation, remote)) = self.lender.bound(lease, window, requests) {
@@ -163,7 +163,7 @@ impl Drive for Mailbox {
             Long::Invalidated { lease, window } => {
                 if let Some(operation) = self.lender.invalidated(lease, window, requests) {
                     let (mailbox, mut requests) = self.parts(requests);
-                    mailbox.lend(operation, &mut requests);
+                    mailbox.lend(operation, &mut requests, woken);
                 }
             }
             Long::Fetched { message, buffer } => self.shared.fetched(message, buffer),

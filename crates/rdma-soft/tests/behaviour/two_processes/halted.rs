@@ -134,13 +134,20 @@ fn has_stopped(pair: &Pair) -> bool {
 
 /// Connects to a process that then halts at that step of its request. Deregisters the memory of the request.
 fn deregister_during(name: &str, opcode: u32, step: Step, signal: c_int) -> Pair {
-    let mut pair = Pair::new(name, &PATIENT);
-    let memory = ManuallyDrop::new(pair.near.side.pd.register_file(LENGTH, ALL_ACCESS));
-    let (address, key, step) = (memory.address(), memory.rkey(), step.word());
-    pair.near.peer.begin_last(&format!("halt visit {opcode} {address} {key} {step} {signal}"));
-    assert_eq!(has_stopped(&pair), signal == libc::SIGSTOP);
-    deregister(memory.mr);
-    pair
+    for attempt in 0.. {
+        let mut pair = Pair::new(&format!("{name}-{attempt}"), &PATIENT);
+        let memory = ManuallyDrop::new(pair.near.side.pd.register_file(LENGTH, ALL_ACCESS));
+        let (address, key, step) = (memory.address(), memory.rkey(), step.word());
+        pair.near.peer.begin_last(&format!("halt visit {opcode} {address} {key} {step} {signal}"));
+        let has_stopped = has_stopped(&pair);
+        deregister(memory.mr);
+        // The process ends if the device's thread, which blocks SIGSEGV, is the first one at the page.
+        if has_stopped == (signal == libc::SIGSTOP) {
+            return pair;
+        }
+        assert!(attempt < 10, "{name}: the process has ended each time");
+    }
+    unreachable!()
 }
 
 /// Returns the first page of the memory, a middle one and the last. If pages are long, there are only two.
