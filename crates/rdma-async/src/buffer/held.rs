@@ -28,7 +28,8 @@ pub enum Rarer {
     Window(Window),
     /// A window that lends a buffer.
     Lent(Window<Buffer>),
-    Permitted(Permitted),
+    /// Boxed, so that the other kinds stay short.
+    Permitted(Box<Permitted>),
 }
 
 /// Memory with the permit for its request. If the operation is dropped, both are released when the request is over.
@@ -181,12 +182,12 @@ impl Lease for Window<Buffer> {
 
 impl Lease for Permitted {
     fn into_held(self) -> Held {
-        Held::Rarer(Rarer::Permitted(self))
+        Held::Rarer(Rarer::Permitted(Box::new(self)))
     }
 
     fn take_from(held: &mut Held) -> Option<Self> {
         match mem::take(held) {
-            Held::Rarer(Rarer::Permitted(permitted)) => Some(permitted),
+            Held::Rarer(Rarer::Permitted(permitted)) => Some(*permitted),
             Held::Nothing | Held::Exclusive(_) | Held::Rarer(_) => None,
         }
     }
