@@ -221,8 +221,9 @@ impl Inlet {
     }
 
     fn back_off(&self) {
-        self.backs_off.store(true, Ordering::Relaxed);
+        // In this order, because the timer may expire meanwhile, and would enable events before they are disabled.
         self.driver.disable_events(&self.connection);
+        self.backs_off.store(true, Ordering::Release);
         self.entry.set_timer(self.device.fabric.clock.now() + RETRY);
     }
 
@@ -414,7 +415,7 @@ impl Task for Inlet {
     }
 
     fn expire(self: Arc<Self>) {
-        if self.backs_off.swap(false, Ordering::Relaxed) {
+        if self.backs_off.swap(false, Ordering::Acquire) {
             self.driver.enable_events(self.token, &self.connection);
         }
         // Retries an answer that could not be sent, if there is one.

@@ -176,8 +176,9 @@ impl Neighbor {
 
     /// Postpones what the process has sent. Notifications wait too, so the delay is short.
     fn back_off(&self) {
-        self.backs_off.store(true, Ordering::Relaxed);
+        // In this order, because the timer may expire meanwhile, and would enable events before they are disabled.
         self.driver.disable_events(&self.connection);
+        self.backs_off.store(true, Ordering::Release);
         self.entry.set_timer(self.device.fabric.clock.now() + AGAIN);
     }
 
@@ -494,7 +495,7 @@ impl Task for Neighbor {
     }
 
     fn expire(self: Arc<Self>) {
-        if self.backs_off.swap(false, Ordering::Relaxed) && !self.has_ended() {
+        if self.backs_off.swap(false, Ordering::Acquire) && !self.has_ended() {
             self.driver.enable_events(self.token, &self.connection);
         }
         let now = self.device.fabric.clock.now();

@@ -16,11 +16,13 @@ use rdma_sys::{
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::io::{Errno, pread, pwrite};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use test_support::program::in_own_process;
 use test_support::rig::connect::{Endpoint, Knobs, Side, connect};
 use test_support::rig::post::Wr;
 use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, REMOTE_WRITE, Size, until};
 
 use crate::local_link::hostile::{FIRST, Head, PLACED, Random, SECOND, name_at, slot_of};
+use crate::local_link::mapped::Pair;
 use crate::local_link::ring::{Accepted, Connection, SEALS, file, listen_at, say};
 use crate::two_processes::near::{MAPPED, Near, PATIENT};
 use crate::two_processes::peer::{Peer, sum};
@@ -260,8 +262,11 @@ fn a_grant_of_any_process_is_used_on_its_file_alone() {
         assert_eq!(pwrite(&versions, &1_u32.to_le_bytes(), 4 * (1 + index)), Ok(4));
         assert!(!write(&mut victim).0);
         assert_eq!(pwrite(&versions, &0_u32.to_le_bytes(), 4 * (1 + index)), Ok(4));
-        victim.grant(Terms::FINE, &file);
-        until("another grant", || write(&mut victim).0);
+        // The buffer of the socket may be full of notifications.
+        until("another grant", || {
+            say(&victim.from.socket, &Terms::FINE.bytes(), &[file.as_fd()]);
+            write(&mut victim).0
+        });
     }
 }
 
@@ -270,8 +275,10 @@ fn a_grant_of_any_process_is_used_on_its_file_alone() {
 fn versions_that_change_all_the_time_delay_nothing() {
     let mut victim = Victim::new();
     let (versions, file) = (victim.versions(), whole(LENGTH));
-    victim.grant(Terms::FINE, &file);
-    until("a grant", || victim.write());
+    until("a grant", || {
+        say(&victim.from.socket, &Terms::FINE.bytes(), &[file.as_fd()]);
+        victim.write()
+    });
     thread::scope(|scope| {
         let changes = scope.spawn(|| {
             let mut random = 1_u64;
@@ -282,7 +289,7 @@ fn versions_that_change_all_the_time_delay_nothing() {
             }
         });
         while !changes.is_finished() {
-            victim.grant(Terms::FINE, &file);
+            say(&victim.from.socket, &Terms::FINE.bytes(), &[file.as_fd()]);
             (0..10).for_each(|_| _ = victim.write());
         }
     });
@@ -290,7 +297,7 @@ fn versions_that_change_all_the_time_delay_nothing() {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     fallocate(&versions, flags, 0, VERSIONS_LENGTH).unwrap();
     until("another grant", || {
-        victim.grant(Terms::FINE, &file);
+        say(&victim.from.socket, &Terms::FINE.bytes(), &[file.as_fd()]);
         victim.write()
     });
 }
@@ -330,6 +337,11 @@ fn useless_grants_change_nothing() {
 /// Each message is ignored, or ends its connection. `RDMA_TEST_SEED` selects the messages.
 #[test]
 fn random_grants_do_no_harm() {
+    // The mappings could reach the limit of this process, so that the grants of other tests would be dropped.
+    in_own_process("local_link::grants::random_grants_do_no_harm", send_random_grants);
+}
+
+fn send_random_grants() {
     let seed = std::env::var("RDMA_TEST_SEED").map_or(1, |seed| seed.parse::<u64>().unwrap());
     println!("RDMA_TEST_SEED={seed}");
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
@@ -526,22 +538,18 @@ fn memory_of(peer: &Peer) -> OwnedFd {
 /// The pages come back as zeros. The region stays usable for its owner and for other processes.
 #[test]
 fn a_process_with_a_grant_may_remove_pages() {
-    let name = "grants-pages";
-    let device = Builder::new(name).peers(Peers::SameUser).install().unwrap();
-    let memory = format!("{ALL_ACCESS} {LENGTH}");
-    let peer = Peer::start_with(&format!("/{name}"), &[(MAPPED, &memory)]);
-    let mut near = Near::on(name, peer, ibv_qp_type::IBV_QPT_RC, &PATIENT);
+    let mut pair = Pair::new("grants-pages", &PATIENT);
     // A file that has holes already would not be mapped.
-    until("a request without packets", || {
-        near.write(60_000, None);
-        device.counters().mapped_requests > 0
-    });
-    let file = memory_of(&near.peer);
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    fallocate(&file, flags, 0, LENGTH).unwrap();
-    assert_eq!(near.peer.sum(0, LENGTH as usize), sum(&[0; LENGTH as usize]));
+    pair.use_grant();
+    let near = &mut pair.near;
     near.write(60_000, None);
-    fallocate(&file, flags, 0, LENGTH).unwrap();
+    let (file, flags) =
+        (memory_of(&near.peer), FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE);
+    let remove = || fallocate(&file, flags, 0, LENGTH).unwrap();
+    remove();
+    assert_eq!(near.peer.sum(0, 60_000), sum(&[0; 60_000]));
+    near.write(60_000, None);
+    remove();
     near.peer.ask("deregister");
     near.peer.ask("receive_without_memory");
     near.side.qp.post(&near.send(0));
