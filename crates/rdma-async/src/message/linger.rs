@@ -75,8 +75,9 @@ struct Failed<P: Drive>(Weak<Session<P>>);
 
 impl<P: Drive> Drop for Failed<P> {
     fn drop(&mut self) {
-        let session = self.0.upgrade().filter(|session| session.is_of_this_process());
-        session.into_iter().for_each(|session| session.with(|state| state.requests.fail()));
+        if let Some(session) = self.0.upgrade() {
+            reset(&session);
+        }
     }
 }
 
@@ -85,8 +86,13 @@ struct Left<P: Drive>(Arc<Session<P>>);
 
 impl<P: Drive> Drop for Left<P> {
     fn drop(&mut self) {
-        if self.0.is_of_this_process() {
-            self.0.with(|state| state.requests.fail());
-        }
+        reset(&self.0);
+    }
+}
+
+/// Resets a connection, but not in a forked child, which does not own it.
+fn reset<P: Drive>(session: &Session<P>) {
+    if session.is_of_this_process() {
+        session.with(|state| state.requests.fail());
     }
 }

@@ -97,20 +97,15 @@ impl Operations {
 
     /// Sets the source of an operation that has no result. Returns the old source.
     pub(super) fn set_source(&mut self, ticket: Ticket, source: Source) -> Source {
-        let Some(pending) = self.at(ticket).filter(|pending| pending.result.is_none()) else {
+        let pending = self.pending.get_mut(ticket.0).and_then(Option::as_mut);
+        let Some(pending) = pending.filter(|pending| pending.result.is_none()) else {
             return source;
         };
         let was_sending = pending.is_sending();
         let before = mem::replace(&mut pending.source, source);
         match (was_sending, pending.is_sending()) {
-            (false, true) => {
-                let period = self.sending.begin();
-                self.at(ticket).into_iter().for_each(|pending| pending.period = period);
-            }
-            (true, false) => {
-                let period = pending.period;
-                self.sending.end(period);
-            }
+            (false, true) => pending.period = self.sending.begin(),
+            (true, false) => self.sending.end(pending.period),
             _ => {}
         }
         before

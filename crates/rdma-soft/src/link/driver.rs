@@ -108,6 +108,10 @@ pub(super) enum SocketEvent {
     Other,
 }
 
+/// Whether the events of a socket are [paused](Driver::pause).
+#[derive(Debug, Default)]
+pub(super) struct Paused(AtomicBool);
+
 /// The result of a look at the recently active sockets.
 #[derive(Debug, Clone, Copy)]
 struct Look {
@@ -391,15 +395,25 @@ impl Driver {
         }
     }
 
-    /// Disables all events of a socket, including its end, until [`enable_events`](Self::enable_events).
-    pub(super) fn disable_events(&self, socket: &Descriptor) {
+    /// Disables all events of a socket, including its end.
+    fn disable_events(&self, socket: &Descriptor) {
         if let (Ok(events), Ok(socket)) = (self.events.get(), socket.get()) {
             let _ = epoll::delete(events, socket);
         }
     }
 
-    pub(super) fn enable_events(&self, token: Token, socket: &Descriptor) {
-        if let (Ok(events), Ok(socket)) = (self.events.get(), socket.get()) {
+    /// Disables all events of a socket. The caller then sets a timer that [resumes](Self::resume) them.
+    pub(super) fn pause(&self, socket: &Descriptor, paused: &Paused) {
+        self.disable_events(socket);
+        // Last, because an earlier timer may expire meanwhile, and would enable events before they are disabled.
+        paused.0.store(true, Ordering::Release);
+    }
+
+    /// Enables the events of a socket if they are paused.
+    pub(super) fn resume(&self, token: Token, socket: &Descriptor, paused: &Paused) {
+        if paused.0.swap(false, Ordering::Acquire)
+            && let (Ok(events), Ok(socket)) = (self.events.get(), socket.get())
+        {
             let _ = epoll::add(events, socket, token.data(), epoll::EventFlags::IN);
         }
     }

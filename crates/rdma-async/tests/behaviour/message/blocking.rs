@@ -9,7 +9,7 @@ use rdma_mem::{BufferPool, ProtectionDomain, open_device};
 use tokio::io::AsyncReadExt as _;
 use tokio::task::spawn_blocking;
 
-use super::rig::{check, endpoint, message, write_random};
+use super::rig::{check, endpoint, message, short, write_random};
 use crate::common::{DEVICES, run};
 
 const ANY: &str = "127.0.0.1:0";
@@ -78,11 +78,6 @@ fn on_each<F: Future<Output = ()> + Send + 'static>(test: impl Fn(&'static str, 
             run(|| test(device, is_client));
         }
     }
-}
-
-/// Short queues and frames.
-fn short() -> Options {
-    Options::new().receives(4).sends(6).frame_bytes(256).window_bytes(1024)
 }
 
 #[test]

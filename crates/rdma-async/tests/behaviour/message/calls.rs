@@ -8,13 +8,9 @@ use rdma_async::message::{Message, MessageError, Messages, OperationError, Optio
 use tokio::task::JoinSet;
 
 use super::offers::returned;
-use super::rig::{endpoint, message, messages, overwrite};
+use super::rig::{endpoint, message, messages, overwrite, short};
 use crate::common::chance::Chance;
 use crate::common::{DEVICES, poll_once, polled, run, run_in_one_thread};
-
-fn short() -> Options {
-    Options::new().receives(4).sends(6).frame_bytes(256).window_bytes(1024)
-}
 
 #[test]
 fn each_call_gets_its_own_reply() {
@@ -75,8 +71,7 @@ fn a_dropped_request_fails_the_call() {
 fn a_request_that_is_dropped_without_credit_is_refused_later() {
     for device in DEVICES {
         run_in_one_thread(move || async move {
-            let options = Options::new().receives(4).sends(6).frame_bytes(256).window_bytes(512);
-            let (client, server) = messages(&endpoint(device), options).await;
+            let (client, server) = messages(&endpoint(device), short().window_bytes(512)).await;
             // While this call waits, the client processes frames.
             let mut first = Box::pin(client.call(b"kept"));
             let kept = tokio::select! {

@@ -13,14 +13,9 @@ use rdma_mem::AccessFlags;
 use rdma_qp::prelude::*;
 use tokio::task::JoinSet;
 
-use super::rig::{endpoint, message, messages};
+use super::rig::{endpoint, message, messages, short};
 use crate::common::host::Host;
 use crate::common::{DEVICES, poll_for, poll_once, polled_slowly, run, run_in_one_thread};
-
-/// Short queues and frames, so that most messages need many parts.
-fn short() -> Options {
-    Options::new().receives(4).sends(6).frame_bytes(256).window_bytes(1024)
-}
 
 /// Some lengths, most of them near that of a frame, which begins with a header of up to 32 bytes.
 fn lengths() -> impl Iterator<Item = usize> {

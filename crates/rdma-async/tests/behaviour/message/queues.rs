@@ -11,7 +11,7 @@ use std::task::Waker;
 use rdma_async::message::Options;
 use tokio::task::{LocalSet, yield_now};
 
-use super::rig::{endpoint, messages};
+use super::rig::{endpoint, messages, short};
 use crate::common::{Count, DEVICES, poll_for, poll_once, run_in_one_thread};
 
 /// The number of calls, and of tasks that wait.
@@ -146,8 +146,7 @@ fn a_task_that_was_woken_and_leaves_wakes_the_next_one() {
 fn a_flush_does_not_wait_for_messages_that_begin_later() {
     for device in DEVICES {
         run_in_one_thread(move || async move {
-            let options = Options::new().receives(4).sends(6).frame_bytes(256).window_bytes(1024);
-            let (client, server) = messages(&endpoint(device), options).await;
+            let (client, server) = messages(&endpoint(device), short()).await;
             // The server has memory for a part of each.
             client.post(&[1; 5000]).await.unwrap();
             let mut flush = Box::pin(client.flush());

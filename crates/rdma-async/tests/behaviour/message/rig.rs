@@ -18,6 +18,11 @@ pub(super) fn endpoint(device: &str) -> Endpoint {
     Endpoint::new(&open_device(device).unwrap()).unwrap()
 }
 
+/// Short queues and frames, so that a small test uses every slot many times, and most messages need many parts.
+pub(super) fn short() -> Options {
+    Options::new().receives(4).sends(6).frame_bytes(256).window_bytes(1024)
+}
+
 /// Both ends of a stream that was made by an address: the client's and the server's.
 pub(super) async fn streams(endpoint: &Endpoint, options: Options) -> (Stream, Stream) {
     let listener = endpoint.listen_for_streams("127.0.0.1:0", options).await.unwrap();

@@ -8,14 +8,9 @@ use std::pin::pin;
 use rdma_async::message::{Chunk, Options, Stream};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, copy};
 
-use super::rig::{byte, check, endpoint, fill, streams, write_random};
+use super::rig::{byte, check, endpoint, fill, short, streams, write_random};
 use crate::common::chance::Chance;
 use crate::common::{DEVICES, poll_once, run, run_in_one_thread};
-
-/// Short queues and frames, so that a small test uses every slot many times.
-fn short() -> Options {
-    Options::new().receives(4).sends(6).frame_bytes(256).window_bytes(1024)
-}
 
 /// Reads to the end in pieces of random lengths. Returns the number of bytes.
 async fn read_random(stream: &mut (impl tokio::io::AsyncRead + Unpin), seed: u64) -> u64 {

@@ -22,7 +22,7 @@ use crate::engine::wire::letter::ExecutedWords;
 use crate::engine::wire::word::WordKey;
 use crate::fabric::run_queue::{Entry, Task};
 use crate::link::descriptor::Descriptor;
-use crate::link::driver::{Driver, SocketEvent, Token, Watched};
+use crate::link::driver::{Driver, Paused, SocketEvent, Token, Watched};
 use crate::link::executed::versions::ordered;
 use crate::link::ring::CAPACITY;
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, fence, locked_for_calls};
@@ -50,7 +50,7 @@ pub(super) struct Inlet {
     ring: OnceLock<RingReceiver>,
     /// Whether receiving the ring is postponed. This happens if other processes hold up all threads that could close
     /// the ring's file. It also happens if this process forks, cannot open another file, or is low on memory.
-    backs_off: AtomicBool,
+    paused: Paused,
     /// Whether the connection has something to read.
     readable: AtomicBool,
     /// Whether a message was read since the last notification.
@@ -97,7 +97,7 @@ impl Inlet {
             _guest: guest,
             token,
             ring: OnceLock::new(),
-            backs_off: AtomicBool::new(false),
+            paused: Paused::default(),
             readable: AtomicBool::new(false),
             has_read: AtomicBool::new(false),
             ended: AtomicBool::new(false),
@@ -221,9 +221,7 @@ impl Inlet {
     }
 
     fn back_off(&self) {
-        // In this order, because the timer may expire meanwhile, and would enable events before they are disabled.
-        self.driver.disable_events(&self.connection);
-        self.backs_off.store(true, Ordering::Release);
+        self.driver.pause(&self.connection, &self.paused);
         self.entry.set_timer(self.device.fabric.clock.now() + RETRY);
     }
 
@@ -415,9 +413,7 @@ impl Task for Inlet {
     }
 
     fn expire(self: Arc<Self>) {
-        if self.backs_off.swap(false, Ordering::Acquire) {
-            self.driver.enable_events(self.token, &self.connection);
-        }
+        self.driver.resume(self.token, &self.connection, &self.paused);
         // Retries an answer that could not be sent, if there is one.
         self.entry().queue();
     }

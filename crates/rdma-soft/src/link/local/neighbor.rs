@@ -30,7 +30,7 @@ use crate::engine::wire::{Carrier, Fill};
 use crate::fabric::clock::Time;
 use crate::fabric::run_queue::{Entry, Task};
 use crate::link::descriptor::Descriptor;
-use crate::link::driver::{Driver, SocketEvent, Token, Watched};
+use crate::link::driver::{Driver, Paused, SocketEvent, Token, Watched};
 use crate::link::executed::attention::Attention;
 use crate::link::outbox::new_buffer;
 use crate::memory::copy::Segment;
@@ -68,7 +68,7 @@ pub(crate) struct Neighbor {
     received: Received,
     /// Whether receiving files is postponed, because other processes hold up all threads that could close them, this
     /// process forks, or it cannot open another file.
-    backs_off: AtomicBool,
+    paused: Paused,
     /// The neighbor itself.
     own: Weak<Self>,
     /// The way in which this process notices changed words.
@@ -98,7 +98,7 @@ impl Neighbor {
             writing: Mutex::default(),
             owes_notification: AtomicBool::new(false),
             received: Received::default(),
-            backs_off: AtomicBool::new(false),
+            paused: Paused::default(),
             own: Weak::clone(weak),
             attention: Attention::default(),
             gone: AtomicBool::new(false),
@@ -176,9 +176,7 @@ impl Neighbor {
 
     /// Postpones what the process has sent. Notifications wait too, so the delay is short.
     fn back_off(&self) {
-        // In this order, because the timer may expire meanwhile, and would enable events before they are disabled.
-        self.driver.disable_events(&self.connection);
-        self.backs_off.store(true, Ordering::Release);
+        self.driver.pause(&self.connection, &self.paused);
         self.entry.set_timer(self.device.fabric.clock.now() + AGAIN);
     }
 
@@ -495,8 +493,8 @@ impl Task for Neighbor {
     }
 
     fn expire(self: Arc<Self>) {
-        if self.backs_off.swap(false, Ordering::Acquire) && !self.has_ended() {
-            self.driver.enable_events(self.token, &self.connection);
+        if !self.has_ended() {
+            self.driver.resume(self.token, &self.connection, &self.paused);
         }
         let now = self.device.fabric.clock.now();
         let (lost, passed, users, next) = {

@@ -114,6 +114,7 @@ impl Victim {
         file
     }
 
+    /// Sends a grant, unless the buffer of the socket is full of notifications.
     fn grant(&self, terms: Terms, file: &OwnedFd) {
         assert!(say(&self.from.socket, &terms.bytes(), &[file.as_fd()]));
     }
@@ -262,9 +263,8 @@ fn a_grant_of_any_process_is_used_on_its_file_alone() {
         assert_eq!(pwrite(&versions, &1_u32.to_le_bytes(), 4 * (1 + index)), Ok(4));
         assert!(!write(&mut victim).0);
         assert_eq!(pwrite(&versions, &0_u32.to_le_bytes(), 4 * (1 + index)), Ok(4));
-        // The buffer of the socket may be full of notifications.
         until("another grant", || {
-            say(&victim.from.socket, &Terms::FINE.bytes(), &[file.as_fd()]);
+            victim.grant(Terms::FINE, &file);
             write(&mut victim).0
         });
     }
@@ -276,20 +276,19 @@ fn versions_that_change_all_the_time_delay_nothing() {
     let mut victim = Victim::new();
     let (versions, file) = (victim.versions(), whole(LENGTH));
     until("a grant", || {
-        say(&victim.from.socket, &Terms::FINE.bytes(), &[file.as_fd()]);
+        victim.grant(Terms::FINE, &file);
         victim.write()
     });
     thread::scope(|scope| {
         let changes = scope.spawn(|| {
-            let mut random = 1_u64;
+            let mut random = Random(1);
             for _ in 0..100_000 {
-                random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-                let (at, value) = (random >> 32 & (VERSIONS_LENGTH - 4), random >> 48 & 1);
+                let (at, value) = (random.next() & (VERSIONS_LENGTH - 4), random.below(2));
                 pwrite(&versions, &value.to_le_bytes()[..4], at).unwrap();
             }
         });
         while !changes.is_finished() {
-            say(&victim.from.socket, &Terms::FINE.bytes(), &[file.as_fd()]);
+            victim.grant(Terms::FINE, &file);
             (0..10).for_each(|_| _ = victim.write());
         }
     });
@@ -297,7 +296,7 @@ fn versions_that_change_all_the_time_delay_nothing() {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     fallocate(&versions, flags, 0, VERSIONS_LENGTH).unwrap();
     until("another grant", || {
-        say(&victim.from.socket, &Terms::FINE.bytes(), &[file.as_fd()]);
+        victim.grant(Terms::FINE, &file);
         victim.write()
     });
 }
@@ -342,9 +341,7 @@ fn random_grants_do_no_harm() {
 }
 
 fn send_random_grants() {
-    let seed = std::env::var("RDMA_TEST_SEED").map_or(1, |seed| seed.parse::<u64>().unwrap());
-    println!("RDMA_TEST_SEED={seed}");
-    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut random = Random::of_environment();
     let files = [whole(LENGTH), whole(2 * LENGTH), file(LENGTH, SEALS), whole(VERSIONS_LENGTH)];
     let mut ended = 0;
     for _ in 0..100 {

@@ -125,6 +125,13 @@ impl Single {
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
+    /// Returns the numbers that `RDMA_TEST_SEED` selects, and prints the seed.
+    pub(crate) fn of_environment() -> Self {
+        let seed = std::env::var("RDMA_TEST_SEED").map_or(1, |seed| seed.parse::<u64>().unwrap());
+        println!("RDMA_TEST_SEED={seed}");
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
     pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

@@ -184,14 +184,12 @@ fn batch(random: &mut Random, pair: &mut Pair, model: &mut Model) {
 #[test]
 fn random_requests_have_the_effect_of_the_model() {
     const IOVA: u64 = 0x1234_5000_0000;
-    let seed = std::env::var("RDMA_TEST_SEED").map_or(1, |seed| seed.parse::<u64>().unwrap());
-    println!("RDMA_TEST_SEED={seed}");
     for (name, iova) in [("random-own", String::new()), ("random-iova", IOVA.to_string())] {
         let mapped = format!("{ALL_ACCESS} {LENGTH} {iova}");
         let mut pair = Pair::with(name, &PATIENT, &[(MAPPED, &mapped)]);
         let (near, far) = (vec![0; LENGTH], vec![0; LENGTH]);
         let mut model = Model { near, far, fetched: Vec::new(), has_receives: iova.is_empty() };
-        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut random = Random::of_environment();
         for batch_number in 0..BATCHES {
             // The bytes of each batch differ from those before.
             model.near.chunks_mut(8).for_each(|chunk| {

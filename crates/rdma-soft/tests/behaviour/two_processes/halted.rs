@@ -104,9 +104,9 @@ pub(crate) fn act(device: &str, side: &Side, words: &[&str]) -> String {
         });
         side.send_cq.next().status
     };
-    let (opcode, step) = (Opcode(opcode as u32), Step::of(words[4]));
+    let opcode = Opcode(opcode as u32);
     if words[0] == "fill" {
-        trap::signal_at(step.traps(&memory, 0), signal as c_int, None);
+        trap::signal_at(vec![memory.trap(number(4) as usize)], signal as c_int, None);
         return request(opcode, LENGTH).0.to_string();
     }
     let mapped = || SoftDevice::find(device).unwrap().counters().mapped_requests;
@@ -115,7 +115,8 @@ pub(crate) fn act(device: &str, side: &Side, words: &[&str]) -> String {
         mapped() > 0
     });
     let (before, visits) = (mapped(), visits());
-    trap::signal_at(step.traps(&memory, visits), signal as c_int, Some(visits));
+    let traps = Step::of(words[4]).traps(&memory, visits);
+    trap::signal_at(traps, signal as c_int, Some(visits));
     let [first, next] = [request(opcode, LENGTH), request(Opcode::IBV_WR_RDMA_WRITE, 8)];
     let visit = trap::found_at_signal().expect("the process has halted") % 2;
     format!("{} {} {} {visit}", first.0, next.0, mapped() - before)
