@@ -2,6 +2,7 @@
 //! path are loom's, so loom's tests explore the production modules.
 
 pub(crate) mod backoff;
+pub(crate) mod delegation;
 mod held;
 mod lock;
 
@@ -17,7 +18,6 @@ pub(crate) use loom::sync::{
     Condvar, Mutex, MutexGuard,
     atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
-#[cfg(not(loom))]
 use std::sync::TryLockError;
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
@@ -57,12 +57,11 @@ pub(crate) fn locked_in_models<T>(mutex: &Mutex<T>) -> Held<MutexGuard<'_, T>> {
     Held::new(locked_for_calls(mutex))
 }
 
-/// Locks an engine mutex, unless another thread holds it. Poisoning is ignored.
-#[cfg(not(loom))]
-pub(crate) fn try_locked<T>(mutex: &Mutex<T>) -> Option<Held<MutexGuard<'_, T>>> {
+/// Like [`locked_for_calls`], but returns `None` if another thread holds the mutex.
+fn try_locked_for_calls<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
-        Ok(guard) => Some(Held::new(guard)),
-        Err(TryLockError::Poisoned(poisoned)) => Some(Held::new(poisoned.into_inner())),
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
         Err(TryLockError::WouldBlock) => None,
     }
 }

@@ -15,8 +15,7 @@ use crate::fabric::stalls;
 use crate::link::outbox::{Outbox, Sizes, new_buffer};
 use crate::link::pcap::Tap;
 use crate::link::simulation::Links;
-#[cfg(not(loom))]
-use crate::sync::try_locked;
+use crate::sync::delegation::{DelegationGuard, DelegationLock};
 use crate::sync::{Held, Mutex, MutexGuard, locked_in_models as locked};
 
 /// The maximum number of bursts that wait in an inbox or are being written to it. Models allow only two.
@@ -92,7 +91,7 @@ pub(crate) struct Inbox<D: 'static> {
     /// The index among the device's inboxes.
     index: usize,
     /// Locked by the thread that takes packets out, until they are executed.
-    receive_side: Mutex<()>,
+    receive_side: DelegationLock<()>,
     letters: Mutex<Letters>,
     entry: Entry,
 }
@@ -109,7 +108,7 @@ impl<D: Receives> Inbox<D> {
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
             device,
             index,
-            receive_side: Mutex::default(),
+            receive_side: DelegationLock::default(),
             letters: Mutex::new(Letters { arrived: Outbox::new(INBOX), count: 0 }),
             entry: Entry::new(device.fabric, weak.clone()),
         })
@@ -133,7 +132,7 @@ impl<D: Receives> Inbox<D> {
     /// acknowledgements of requests that are answered now, which must complete first.
     #[cfg(not(loom))]
     pub(crate) fn execute_at_once<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
-        let _receive_side = try_locked(&self.receive_side)?;
+        let _receive_side = Held::new(self.receive_side.try_lock(|| self.entry.queue())?);
         if !locked(&self.letters).arrived.waiting.is_empty() {
             return None;
         }
@@ -167,14 +166,51 @@ impl<D: Receives> Inbox<D> {
         let arrived = self.arrived();
         let waits = |letter: &Letter| letter.number < arrived;
         while locked(&self.letters).arrived.waiting.front().is_some_and(waits) {
-            Arc::clone(self).run();
+            self.execute_some(self.receive_side());
         }
         self.finish_executing();
     }
 
+    /// Waits until no other thread executes packets, and locks the receive side.
+    fn receive_side(&self) -> Held<DelegationGuard<'_, (), impl Fn()>> {
+        Held::new(self.receive_side.lock(|| self.entry.queue()))
+    }
+
+    /// Executes some of the arrived packets. Returns true if there are more.
+    fn execute_some(&self, receive_side: Held<DelegationGuard<'_, (), impl Fn()>>) -> bool {
+        let mut afterwards = D::Afterwards::default();
+        let mut left = TURN;
+        while left > 0 {
+            let Some(letter) = locked(&self.letters).arrived.waiting.pop_front() else { break };
+            stalls::here();
+            // A void refusal is not a packet.
+            let captures = self.device.port_is_up() && !letter.is_void;
+            if let Some(tap) = self.device.tap.as_ref().filter(|_| captures) {
+                self.capture(tap, &letter);
+            }
+            left = left.saturating_sub(letter.burst.segments.into());
+            self.device.receive(&letter, &mut afterwards, true);
+            let for_many = letter.is_for_many();
+            locked(&self.letters).arrived.keep(letter.into_buffer());
+            if for_many {
+                // Ends the turn, because a packet for a group is as much work as many others.
+                break;
+            }
+        }
+        // Done before another thread can execute the next packets.
+        self.device.settle(&afterwards);
+        drop(receive_side);
+        let (more, senders) = {
+            let arrived = &mut locked(&self.letters).arrived;
+            (!arrived.waiting.is_empty(), arrived.take_all_senders())
+        };
+        self.queue_turns(&senders);
+        more
+    }
+
     /// Waits until no thread is executing a packet that has arrived. The caller holds no lock.
     pub(crate) fn finish_executing(&self) {
-        drop(locked(&self.receive_side));
+        drop(self.receive_side());
     }
 
     /// Returns the number of the next letter. All letters that have arrived have smaller ones.
@@ -200,7 +236,7 @@ impl<D: Receives> Inbox<D> {
     /// Waits until no thread is executing arrived packets, and drops the remaining ones for the queue pair with this
     /// number. The caller holds no lock.
     pub(crate) fn purge(&self, number: u32) {
-        let _receive_side = locked(&self.receive_side);
+        let _receive_side = self.receive_side();
         let is_for = |letter: &Letter| letter.burst.header.bth.destination.get() == number;
         locked(&self.letters).arrived.waiting.retain(|letter| !is_for(letter));
     }
@@ -271,38 +307,10 @@ impl<D: Receives> Task for Inbox<D> {
         &self.entry
     }
 
-    /// Executes some of the arrived packets.
+    /// Executes some of the arrived packets, or leaves them to the thread that is executing others.
     fn run(self: Arc<Self>) -> bool {
-        {
-            let _receive_side = locked(&self.receive_side);
-            let mut afterwards = D::Afterwards::default();
-            let mut left = TURN;
-            while left > 0 {
-                let Some(letter) = locked(&self.letters).arrived.waiting.pop_front() else { break };
-                stalls::here();
-                // A void refusal is not a packet.
-                let captures = self.device.port_is_up() && !letter.is_void;
-                if let Some(tap) = self.device.tap.as_ref().filter(|_| captures) {
-                    self.capture(tap, &letter);
-                }
-                left = left.saturating_sub(letter.burst.segments.into());
-                self.device.receive(&letter, &mut afterwards, true);
-                let for_many = letter.is_for_many();
-                locked(&self.letters).arrived.keep(letter.into_buffer());
-                if for_many {
-                    // Ends the turn, because a packet for a group is as much work as many others.
-                    break;
-                }
-            }
-            // Done before another thread can execute the next packets.
-            self.device.settle(&afterwards);
-        }
-        let (more, senders) = {
-            let arrived = &mut locked(&self.letters).arrived;
-            (!arrived.waiting.is_empty(), arrived.take_all_senders())
-        };
-        self.queue_turns(&senders);
-        more
+        let receive_side = self.receive_side.lock_or_leave(|| self.entry.queue());
+        receive_side.is_some_and(|held| self.execute_some(Held::new(held)))
     }
 }
 
@@ -311,6 +319,7 @@ impl<D: Receives> Task for Inbox<D> {
 mod tests {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU32, Ordering};
+    use std::thread;
 
     use rdma_proto::wire::{Bth, Headers, Opcode, Operation};
     use rdma_proto::{Burst, Datagrams, Destination, MessageEnd};
@@ -410,9 +419,27 @@ mod tests {
         put(device, Bth::DEFAULT_P_KEY, 1);
         let [own, other] = [2, 3].map(|number| device.inbox(number));
         assert!(!Arc::ptr_eq(own, other));
-        let _receive_side = locked(&other.receive_side);
+        let _receive_side = other.receive_side();
         own.execute_all();
         assert_eq!(device.tally.counters().unknown_qp, 1);
+    }
+
+    /// A thread leaves packets to another one that is executing packets from the same inbox.
+    #[test]
+    fn no_turn_waits_for_a_thread_that_executes_packets() {
+        static SUBNET: OnceLock<Subnet> = OnceLock::new();
+        static DEVICE: OnceLock<Device> = OnceLock::new();
+        let device = device(&SUBNET, &DEVICE);
+        put(device, Bth::DEFAULT_P_KEY, 1);
+        let run = || SUBNET.get().unwrap().run_queue.run();
+        let counted = || device.tally.counters().unknown_qp;
+        let held = device.inbox(2).receive_side();
+        // On another thread, because a thread that waited for itself would never end.
+        thread::scope(|scope| scope.spawn(run).join().unwrap());
+        assert_eq!(counted(), 0);
+        drop(held);
+        run();
+        assert_eq!(counted(), 1);
     }
 
     /// The port is a full member of the default partition, so it also accepts packets from limited members.

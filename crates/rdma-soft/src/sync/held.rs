@@ -16,7 +16,7 @@ pub(crate) struct Held<G> {
 
 impl<G> Held<G> {
     #[inline]
-    pub(super) fn new(guard: G) -> Self {
+    pub(crate) fn new(guard: G) -> Self {
         Self {
             guard,
             #[cfg(all(debug_assertions, not(loom)))]

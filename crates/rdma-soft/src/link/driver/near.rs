@@ -22,6 +22,9 @@ const FEW: usize = 8;
 const FULL_LOOK_INTERVAL: u32 = 128;
 /// While messages arrive, the time after which a look covers all sockets again.
 const FULL_LOOK_PERIOD: Duration = Duration::from_micros(100);
+/// The maximum number of sockets from which one look takes messages without the lock. The next look begins with the
+/// others.
+const READY: usize = 8;
 /// The number of looks after which a socket where nothing has arrived is no longer recently active.
 const QUIET: u32 = 256 * FULL_LOOK_INTERVAL;
 
@@ -29,6 +32,8 @@ const QUIET: u32 = 256 * FULL_LOOK_INTERVAL;
 #[derive(Debug)]
 pub(super) struct Driving {
     near: Vec<Near>,
+    /// The index of the socket at which the next look begins.
+    next: usize,
     /// The number of looks so far.
     looks: u32,
     /// Whether anything has arrived during the last [`FULL_LOOK_INTERVAL`] looks.
@@ -53,6 +58,7 @@ impl Driving {
     pub(super) fn new() -> Self {
         Self {
             near: Vec::with_capacity(NEAR),
+            next: 0,
             looks: 0,
             has_traffic: false,
             last_full: Time::from_nanoseconds(0),
@@ -127,22 +133,33 @@ impl Driving {
         is_early
     }
 
-    /// Takes one message from each socket that has one. Calls `begin` before the first. Returns true if there was any.
-    pub(super) fn look(&mut self, begin: impl FnOnce()) -> bool {
+    /// Returns sockets that may have a message. Looks itself where this takes a system call, and returns true if it found
+    /// any there. Calls `begin` before it returns or looks at the first socket.
+    pub(super) fn look(&mut self, begin: impl FnOnce()) -> (Ready, bool) {
         let (looks, mut begin, mut found) = (self.looks, Some(begin), false);
-        for near in &mut self.near {
+        let mut ready = Ready::default();
+        let first = self.next.min(self.near.len());
+        let (last, next) = self.near.split_at_mut(first);
+        for (n, near) in next.iter_mut().chain(last).enumerate() {
             if !near.watched.may_have_message() {
                 continue;
             }
             if let Some(begin) = begin.take() {
                 begin();
             }
-            if Arc::clone(&near.watched).look() {
-                (near.last, found) = (looks, true);
+            if near.calls {
+                if Arc::clone(&near.watched).look() {
+                    (near.last, found) = (looks, true);
+                }
+            } else if ready.add(&near.watched) {
+                near.last = looks;
+            } else {
+                self.next = (first + n) % self.near.len();
+                break;
             }
         }
-        self.has_traffic |= found;
-        found
+        self.has_traffic |= found || !ready.is_empty();
+        (ready, found)
     }
 
     /// Makes all sockets report executed requests. Handles those that were executed before, and returns true if there
@@ -163,6 +180,33 @@ impl Driving {
             found |= near.handle_event(epoll::EventFlags::empty()) == SocketEvent::Messages;
         }
         found
+    }
+}
+
+/// Sockets that may have a message.
+#[derive(Debug, Default)]
+pub(super) struct Ready {
+    sockets: [Option<Arc<dyn Watched>>; READY],
+    count: usize,
+}
+
+impl Ready {
+    /// Returns false if there is no space.
+    fn add(&mut self, watched: &Arc<dyn Watched>) -> bool {
+        let Some(place) = self.sockets.get_mut(self.count) else { return false };
+        *place = Some(Arc::clone(watched));
+        self.count += 1;
+        true
+    }
+
+    fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Takes one message from each socket, unless another thread does. Returns true if there was any.
+    fn look(self) -> bool {
+        let looks = self.sockets.into_iter().map_while(|watched| watched).map(Watched::look);
+        looks.fold(false, |found, has_message| found | has_message)
     }
 }
 
@@ -199,7 +243,7 @@ impl Closed {
 }
 
 impl Driver {
-    /// Looks at the recently active sockets.
+    /// Looks at the recently active sockets. Meanwhile, other threads can look at the others.
     pub(super) fn look_near(&self) -> Look {
         let mut look = Look { found: false, enough: true };
         let Ok(mut driving) = self.driving.try_lock() else { return look };
@@ -209,16 +253,15 @@ impl Driver {
         }
         look.enough = driving.count_look(|| self.subnet.clock.now());
         let mut is_busy = false;
-        // Takes one message from each socket, because small messages arrive one at a time.
-        look.found = driving.look(|| {
+        let (ready, found) = driving.look(|| {
             is_busy = true;
             self.busy.fetch_add(1, Ordering::AcqRel);
         });
         self.unlock(driving);
-        if look.found {
-            self.subnet.run_queue.run();
-        }
         if is_busy {
+            // Takes one message from each socket, because small messages arrive one at a time.
+            look.found = ready.look() | found;
+            self.subnet.run_queue.run();
             self.busy.fetch_sub(1, Ordering::AcqRel);
         }
         look
@@ -338,18 +381,36 @@ mod tests {
         Driving { polled: true, ..Driving::new() }
     }
 
-    /// One look finds a message of each of 64 peers.
+    /// Takes one message from each of some sockets.
+    fn look(driving: &mut Driving) -> bool {
+        let (ready, found) = driving.look(|| {});
+        ready.look() | found
+    }
+
+    /// A message of each of 64 peers is found, and no socket is looked at a second time before all others were.
     #[test]
     fn the_sockets_of_many_peers_are_polled() {
         let mut driving = driving();
         let sockets: Vec<_> = (1..).take(NEAR).map(|look| add(&mut driving, false, look)).collect();
         assert!(sockets.iter().all(|socket| socket.is_polled()));
-        sockets.iter().for_each(|socket| socket.message.store(true, Ordering::Relaxed));
-        let mut begun = 0;
-        assert!(driving.look(|| begun += 1));
-        assert!(!sockets.iter().any(|socket| socket.has_arrived()));
-        assert!(!driving.look(|| begun += 1));
-        assert_eq!(begun, 1);
+        for round in 0..3 {
+            let all = || sockets.iter().filter(|socket| socket.has_arrived()).count();
+            sockets.iter().for_each(|socket| socket.message.store(true, Ordering::Relaxed));
+            for looks in 1..=NEAR / READY {
+                // The first one always has a message.
+                sockets[0].message.store(true, Ordering::Relaxed);
+                let mut begun = 0;
+                let (ready, found) = driving.look(|| begun += 1);
+                assert_eq!((ready.count, found, begun), (READY, false, 1));
+                assert!(ready.look());
+                let left = NEAR - READY * looks + usize::from(looks > 1);
+                assert_eq!(all(), left, "round {round}, look {looks}");
+            }
+            assert!(look(&mut driving));
+            assert_eq!(all(), 0);
+        }
+        let (ready, found) = driving.look(|| unreachable!());
+        assert!(ready.is_empty() && !found);
     }
 
     /// Returns true if one of the next looks covers all sockets, at this time after the start.
@@ -364,7 +425,7 @@ mod tests {
         let socket = add(&mut driving, false, 0);
         let after_a_message = |driving: &mut Driving, microseconds| {
             socket.message.store(true, Ordering::Relaxed);
-            assert!(driving.look(|| {}));
+            assert!(look(driving));
             covers_all(driving, microseconds)
         };
         let times = [0, 50, 99, 100, 150, 200];
@@ -381,7 +442,7 @@ mod tests {
         let sockets: Vec<_> = (1..).take(NEAR).map(|look| add(&mut driving, false, look)).collect();
         // The first one has a message now, so the second one has been quiet for longest.
         sockets[0].message.store(true, Ordering::Relaxed);
-        assert!(driving.look(|| {}));
+        assert!(look(&mut driving));
         sockets[1].message.store(true, Ordering::Relaxed);
         let another = add(&mut driving, false, 1000);
         let polled = |place: usize| sockets[place].is_polled();

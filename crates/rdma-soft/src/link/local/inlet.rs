@@ -25,7 +25,8 @@ use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, Paused, SocketEvent, Token, Watched};
 use crate::link::executed::versions::ordered;
 use crate::link::ring::CAPACITY;
-use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, fence, locked_for_calls};
+use crate::sync::delegation::{DelegationGuard, DelegationLock};
+use crate::sync::{AtomicBool, AtomicU32, Ordering, fence};
 
 /// The maximum number of messages that one turn reads.
 const TURN: u32 = 16;
@@ -61,8 +62,8 @@ pub(super) struct Inlet {
     closed: AtomicBool,
     /// Whether the driver looks at the ring without being notified.
     polled: AtomicBool,
-    /// Locked by the thread that reads, so that messages stay in order.
-    reading: Mutex<Reading>,
+    /// Locked by the thread that reads, so that messages stay in order. It may read a long message, so others do not wait.
+    reading: DelegationLock<Reading>,
     /// Whether this inlet waits for space in an inbox instead of for messages.
     waits: AtomicBool,
     /// The number of the last question that arrived.
@@ -103,7 +104,7 @@ impl Inlet {
             ended: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             polled: AtomicBool::new(false),
-            reading: Mutex::default(),
+            reading: DelegationLock::default(),
             waits: AtomicBool::new(false),
             asked: AtomicU32::new(0),
             executed: AtomicU32::new(0),
@@ -118,9 +119,10 @@ impl Inlet {
         self.driver.set_flags(self.token, &self.connection, flags);
     }
 
-    /// Returns true if the ring has a message, and the inbox has space for it.
+    /// Returns true if the ring has a message, the inbox has space for it, and no other thread will read it anyway.
     fn has_message(&self) -> bool {
         self.ring.get().is_some_and(RingReceiver::has_arrived)
+            && !self.reading.has_left_work()
             && !self.waits.load(Ordering::Relaxed)
             && !self.closed.load(Ordering::Relaxed)
     }
@@ -223,6 +225,25 @@ impl Inlet {
     fn back_off(&self) {
         self.driver.pause(&self.connection, &self.paused);
         self.entry.set_timer(self.device.fabric.clock.now() + RETRY);
+    }
+
+    /// Waits until no other thread reads.
+    fn reading(&self) -> DelegationGuard<'_, Reading, impl Fn()> {
+        self.reading.lock(|| self.take_over())
+    }
+
+    /// Continues the work of a thread that wanted to read while this one did.
+    fn take_over(&self) {
+        self.set_message_events(true);
+        self.entry.queue();
+    }
+
+    /// Reads some messages. Returns true if there are more, or if a question remains to be answered.
+    fn read_some(self: &Arc<Self>, mut reading: DelegationGuard<'_, Reading, impl Fn()>) -> bool {
+        let more = (0..TURN).all(|_| self.handle_one(&mut reading));
+        drop(reading);
+        self.give();
+        more || self.answer()
     }
 
     /// Handles one message, if there is one. Returns true if there was a message or a question.
@@ -351,7 +372,8 @@ impl Watched for Inlet {
 
     /// Handles a single message, because small messages arrive one at a time.
     fn look(self: Arc<Self>) -> bool {
-        self.handle_one(&mut locked_for_calls(&self.reading))
+        let reading = self.reading.try_lock(|| self.take_over());
+        reading.is_some_and(|mut reading| self.handle_one(&mut reading))
     }
 
     fn start_polling(&self) {
@@ -376,7 +398,7 @@ impl Watched for Inlet {
             None => self.readable.store(true, Ordering::Release),
             // The lock waits until another reading thread has executed its messages or passed them to the inbox.
             Some(ring) => {
-                let _reading = locked_for_calls(&self.reading);
+                let _reading = self.reading();
                 if !ring.has_arrived() {
                     return;
                 }
@@ -384,7 +406,7 @@ impl Watched for Inlet {
         }
         // The number of turns is bounded, because the process may send endlessly.
         for _ in 0..MOST_TURNS {
-            let more = Arc::clone(&self).run();
+            let more = self.read_some(self.reading());
             self.device.execute_all();
             // A turn also ends when an inbox has no space, and all of them are empty now.
             if !more && !self.waits.load(Ordering::Relaxed) {
@@ -403,13 +425,19 @@ impl Task for Inlet {
         &self.entry
     }
 
+    /// Reads some messages. If another thread is reading, for example a long message, leaves them to that thread.
     fn run(self: Arc<Self>) -> bool {
-        let more = {
-            let reading = &mut *locked_for_calls(&self.reading);
-            (0..TURN).all(|_| self.handle_one(reading))
-        };
-        self.give();
-        more || self.answer()
+        let take_over = || self.take_over();
+        let mut reading = self.reading.try_lock(take_over);
+        if reading.is_none() {
+            // Otherwise, the driver's thread would not sleep until the other thread has read the connection.
+            self.set_message_events(false);
+            reading = self.reading.lock_or_leave(take_over);
+            if reading.is_some() {
+                self.set_message_events(true);
+            }
+        }
+        reading.is_some_and(|reading| self.read_some(reading))
     }
 
     fn expire(self: Arc<Self>) {

@@ -8,6 +8,7 @@ use std::thread;
 use rdma_proto::Burst;
 use rdma_proto::wire::{Bth, Headers, Opcode, Operation};
 use rdma_types::{QpState, Qpn};
+use rustix::net::{SendFlags, send};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use test_support::program::in_own_process;
 
@@ -26,6 +27,7 @@ use crate::engine::wire::in_ring::InRing;
 use crate::engine::wire::letter::Letter;
 use crate::engine::wire::single::Single;
 use crate::engine::wire::{Outlet, Route};
+use crate::fabric::Polled as _;
 use crate::link::memory::BURSTS;
 use crate::memory::copy::Reach;
 use crate::sync::Lock;
@@ -96,7 +98,7 @@ fn the_later_bursts_of_messages_do_not_overfill_an_inbox() {
     let Written { inlet, receiver, messages, _far } = Written::new(&WORLD, 1);
     let inbox = |number| receiver.device.inbox(number);
     assert!(!Arc::ptr_eq(inbox(receiver.qpn ^ 1), inbox(receiver.qpn)));
-    let reading = &mut *locked_for_calls(&inlet.reading);
+    let reading = &mut *inlet.reading();
     let mut read = 0;
     let end = loop {
         match inlet.read(reading) {
@@ -117,7 +119,7 @@ fn everything_that_has_arrived_is_read_before_an_end_is_handled() {
     static WORLD: World = World::new();
     let Written { inlet, receiver, messages, _far } = Written::new(&WORLD, 0);
     assert!(messages * MOST > 2 * BURSTS);
-    assert!(inlet.handle_one(&mut locked_for_calls(&inlet.reading)));
+    assert!(inlet.handle_one(&mut inlet.reading()));
     Arc::clone(&inlet).read_all();
     assert!(!inlet.has_message() && !inlet.waits.load(Ordering::Relaxed));
     let executed = receiver.device.tally.counters().wrong_state;
@@ -185,7 +187,7 @@ impl Connected {
     }
 
     fn read(&self) {
-        let read = self.inlet.read(&mut locked_for_calls(&self.inlet.reading));
+        let read = self.inlet.read(&mut self.inlet.reading());
         assert!(matches!(read, RingRead::Message), "{read:?}");
     }
 
@@ -302,6 +304,46 @@ fn a_message_of_one_packet_is_refused_and_dropped_like_a_packet() {
     all.write_single(2);
     all.read();
     assert_eq!(counters().unknown_qp, 1);
+}
+
+/// Another thread polls meanwhile. It reads the messages of other processes, and leaves the later ones of this process to
+/// the first thread.
+#[test]
+fn a_thread_that_reads_a_long_message_delays_no_other_process() {
+    static WORLD: World = World::new();
+    let (_, driver) = WORLD.get();
+    let all = [(); 2].map(|()| Connected::new(&WORLD));
+    for all in &all {
+        (0..2).for_each(|n| all.post_receive(n));
+        all.write_single(0);
+        // The first message is notified. After that, polls look at the ring.
+        send(&all._far, &[0], SendFlags::empty()).unwrap();
+        while all.completed().0.is_empty() {
+            driver.poll();
+        }
+    }
+    let [long, other] = &all;
+    thread::scope(|scope| {
+        let (sender, read) = mpsc::channel();
+        let held = long.inlet.reading();
+        all.iter().for_each(|all| all.write_single(1));
+        scope.spawn(move || {
+            while other.completed().0.is_empty() {
+                driver.poll();
+            }
+            while long.inlet.has_message() {
+                driver.poll();
+            }
+            sender.send(()).unwrap();
+        });
+        let has_read = read.recv_timeout(Duration::from_secs(60));
+        let found = (long.completed().0, long.inlet.reading.has_left_work());
+        drop(held);
+        assert_eq!((has_read, found), (Ok(()), (vec![], true)));
+    });
+    long.run();
+    assert_eq!(long.completed(), (vec![1], Some(2)));
+    all.into_iter().for_each(|all| all.receiver.destroy());
 }
 
 /// A thread that reads a message keeps others from reading those for other queue pairs.
