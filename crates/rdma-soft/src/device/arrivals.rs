@@ -223,7 +223,7 @@ pub(crate) fn receive_single(
         return false;
     }
     // As for a [packet](receive), a request that the message may answer completes first. If this thread waited for a post
-    // of this queue pair, no thread could read messages for others.
+    // of this queue pair, no thread could read messages of the same process for others.
     if own.complete_executed_if(false).is_none() {
         return false;
     }
@@ -251,6 +251,12 @@ pub(crate) fn answer_soon(device: &Device) {
 #[cfg(not(loom))]
 pub(crate) fn execute_all(subnet: &'static Subnet) {
     subnet.devices().for_each(Device::execute_all);
+}
+
+/// Returns true if another thread will execute packets that have arrived at a device of a subnet.
+#[cfg(not(loom))]
+pub(crate) fn are_left(subnet: &'static Subnet) -> bool {
+    subnet.devices().any(|device| device.inboxes.all().any(|inbox| inbox.has_left_work()))
 }
 
 /// Delivers a datagram to the members of a group.

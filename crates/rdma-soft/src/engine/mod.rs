@@ -30,9 +30,10 @@
 //! One further lock is held while a system call writes to the file of an event queue or a capture. A thread takes this
 //! lock only while it holds none of the above. It comes before the event queue's state, or the capture's.
 //!
-//! Two locks come before all of these, and may be held during system calls. The first is that of the link's recently
-//! active sockets (`link/driver/near.rs`). A thread holds it while it fetches events. The second is that of a connection
-//! from another process (`link/local/inlet.rs`). A thread holds it while it executes a message from the ring.
+//! Two locks come after the first of these and before the others, and may be held during system calls. One is that of the
+//! link's recently active sockets (`link/driver/near.rs`). A thread holds it while it looks at them, fetches events and
+//! reads from UDP sockets. The other is that of a connection from another process (`link/local/inlet.rs`). A thread holds
+//! it while it executes a message from the ring.
 //!
 //! The lock of a ring to another process (`link/local/neighbor.rs`) is taken after a send side or a responder only if it is
 //! free. A thread that waits for it holds none of the locks after the receive side.

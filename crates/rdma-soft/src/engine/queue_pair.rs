@@ -141,6 +141,8 @@ impl QueuePair {
     pub(crate) fn destroy(self: Arc<Self>) {
         self.device.retire_queue_pair(self.qpn);
         self.purge_inboxes();
+        // Meanwhile, another thread may have left packets for other queue pairs to this one.
+        self.device.fabric.run_queue.run();
         self.answer_now();
         self.reset(&mut locked(&self.attributes));
         self.finish_visits();

@@ -9,12 +9,13 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::{Errno, Result};
 
 use self::near::{Closed, Driving};
+pub(super) use self::paused::Paused;
 use self::serve::{Doorbell, Processors};
 use self::watch::Watch;
 use self::yield_timer::YieldTimer;
 use super::descriptor::{self, Descriptor};
 use super::executed::quiet::Quiet;
-use crate::device::arrivals::{answer_all, execute_all};
+use crate::device::arrivals::{answer_all, are_left, execute_all};
 use crate::device::subnet::Subnet;
 use crate::fabric::Polled;
 use crate::fabric::thread::{STACK, spawn};
@@ -23,6 +24,7 @@ use crate::sync::{
 };
 
 mod near;
+mod paused;
 mod serve;
 mod watch;
 mod yield_timer;
@@ -46,8 +48,8 @@ pub(super) trait Watched: Send + Sync + std::fmt::Debug {
     /// Handles an event of the descriptor. The caller then runs the tasks that this call queues.
     fn handle_event(self: Arc<Self>, flags: epoll::EventFlags) -> SocketEvent;
 
-    /// Returns false only if it is known, without a system call, that no message has arrived. Each look of the driver
-    /// calls this first, so a peer that reads nothing although it claims to look is notified here.
+    /// Returns false only if it is known, without a system call, that no message has arrived. The driver calls this before
+    /// it looks, so a peer that reads nothing although it claims to look is notified here.
     fn may_have_message(&self) -> bool {
         true
     }
@@ -89,8 +91,8 @@ pub(super) trait Watched: Send + Sync + std::fmt::Debug {
     /// Handles the exit of the other process.
     fn ended(self: Arc<Self>) {}
 
-    /// Returns true if something is waiting to be written.
-    fn has_letters(&self) -> bool {
+    /// Returns true if something is waiting to be written, or to be read by another thread.
+    fn has_work(&self) -> bool {
         false
     }
 
@@ -107,10 +109,6 @@ pub(super) enum SocketEvent {
     End,
     Other,
 }
-
-/// Whether the events of a socket are [paused](Driver::pause).
-#[derive(Debug, Default)]
-pub(super) struct Paused(AtomicBool);
 
 /// The result of a look at the recently active sockets.
 #[derive(Debug, Clone, Copy)]
@@ -131,7 +129,7 @@ pub(super) struct Driver {
     /// has armed it.
     wake: Descriptor,
     sockets: std::sync::Mutex<Sockets>,
-    /// Locked by the thread that fetches events.
+    /// Locked by the thread that fetches events or looks at the sockets.
     driving: Mutex<Driving>,
     closed: Closed,
     /// The number of threads that are processing received data.
@@ -310,7 +308,8 @@ impl Driver {
             self.subnet.run_queue.run();
             let ready = !busy
                 && self.busy.load(Ordering::Acquire) == 0
-                && !locked(&self.sockets).all().any(|watched| watched.has_letters());
+                && !locked(&self.sockets).all().any(|watched| watched.has_work())
+                && !are_left(self.subnet);
             if ready || self.subnet.clock.now().since(start) > EXIT_DELAY {
                 return;
             }
@@ -399,22 +398,6 @@ impl Driver {
     fn disable_events(&self, socket: &Descriptor) {
         if let (Ok(events), Ok(socket)) = (self.events.get(), socket.get()) {
             let _ = epoll::delete(events, socket);
-        }
-    }
-
-    /// Disables all events of a socket. The caller then sets a timer that [resumes](Self::resume) them.
-    pub(super) fn pause(&self, socket: &Descriptor, paused: &Paused) {
-        self.disable_events(socket);
-        // Last, because an earlier timer may expire meanwhile, and would enable events before they are disabled.
-        paused.0.store(true, Ordering::Release);
-    }
-
-    /// Enables the events of a socket if they are paused.
-    pub(super) fn resume(&self, token: Token, socket: &Descriptor, paused: &Paused) {
-        if paused.0.swap(false, Ordering::Acquire)
-            && let (Ok(events), Ok(socket)) = (self.events.get(), socket.get())
-        {
-            let _ = epoll::add(events, socket, token.data(), epoll::EventFlags::IN);
         }
     }
 
@@ -521,6 +504,7 @@ impl Polled for Driver {
         // Another thread may still be processing a message, or be about to queue a task that handles one.
         self.subnet.run_queue.run();
         self.read_all();
+        self.subnet.run_queue.run();
         self.busy.fetch_sub(1, Ordering::AcqRel);
     }
 

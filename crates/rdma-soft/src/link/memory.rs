@@ -228,6 +228,12 @@ impl<D: Receives> Inbox<D> {
         tap.received(sender, letter);
     }
 
+    /// Returns true if another thread will execute packets that this one or others have left to it.
+    #[cfg(not(loom))]
+    pub(crate) fn has_left_work(&self) -> bool {
+        self.receive_side.has_left_work()
+    }
+
     /// Drops all packets, because the device was closed.
     pub(crate) fn retire(&self) {
         locked(&self.letters).arrived.clear();
@@ -307,8 +313,12 @@ impl<D: Receives> Task for Inbox<D> {
         &self.entry
     }
 
-    /// Executes some of the arrived packets, or leaves them to the thread that is executing others.
+    /// Executes some of the arrived packets, or leaves them to the thread that is executing others. Where time is virtual,
+    /// waits for that thread, because the next deadline may pass as soon as this returns.
     fn run(self: Arc<Self>) -> bool {
+        if self.device.links().is_some() {
+            return self.execute_some(self.receive_side());
+        }
         let receive_side = self.receive_side.lock_or_leave(|| self.entry.queue());
         receive_side.is_some_and(|held| self.execute_some(Held::new(held)))
     }
@@ -328,7 +338,9 @@ mod tests {
     use super::*;
     use crate::address::Path;
     use crate::device::Device;
+    use crate::device::arrivals::tests::queue_pair;
     use crate::device::subnet::Subnet;
+    use crate::engine::queue_pair::service::Service;
     use crate::fabric::random::Seed;
     use crate::fabric::run_queue::tests::Turns;
     use crate::limits::Limits;
@@ -386,10 +398,14 @@ mod tests {
 
     /// Puts a datagram with this partition key into the inbox of a device, as a run of `segments` packets.
     fn put(device: &'static Device, p_key: u16, segments: u16) {
-        let inbox = device.inbox(2);
+        put_for(device, 2, p_key, segments);
+    }
+
+    fn put_for(device: &'static Device, number: u32, p_key: u16, segments: u16) {
+        let inbox = device.inbox(number);
         let buffer = inbox.buffer(nobody()).unwrap();
         let path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
-        let to = Destination { qpn: Qpn::new(2).unwrap(), qkey: 0, p_key };
+        let to = Destination { qpn: Qpn::new(number).unwrap(), qkey: 0, p_key };
         let end = MessageEnd { length: 0, immediate: None, invalidate: None, solicited: false };
         let mut datagrams = Datagrams::new(Qpn::new(1).unwrap(), Mtu::MTU4096, Psn::masked(0));
         let burst = Burst { segments, ..datagrams.send(&to, &end).unwrap() };
@@ -440,6 +456,30 @@ mod tests {
         drop(held);
         run();
         assert_eq!(counted(), 1);
+    }
+
+    /// Destroying a queue pair drops its packets, and keeps other threads from executing those of others meanwhile.
+    #[test]
+    fn packets_that_are_left_to_a_call_are_executed_before_it_returns() {
+        static SUBNET: OnceLock<Subnet> = OnceLock::new();
+        static DEVICE: OnceLock<Device> = OnceLock::new();
+        let device = device(&SUBNET, &DEVICE);
+        let destroyed = queue_pair(device, Service::ReliableConnection);
+        let other = destroyed.qpn ^ u32::try_from(INBOXES).unwrap();
+        let inbox = device.inbox(other);
+        assert!(Arc::ptr_eq(inbox, device.inbox(destroyed.qpn)));
+        put_for(device, other, Bth::DEFAULT_P_KEY, 1);
+        thread::scope(|scope| {
+            let letters = locked(&inbox.letters);
+            let call = scope.spawn(|| destroyed.destroy());
+            while inbox.receive_side.try_lock(|| {}).is_some() {
+                thread::yield_now();
+            }
+            assert!(!Arc::clone(inbox).run() && inbox.has_left_work());
+            drop(letters);
+            call.join().unwrap();
+        });
+        assert_eq!(device.tally.counters().unknown_qp, 1);
     }
 
     /// The port is a full member of the default partition, so it also accepts packets from limited members.

@@ -2,10 +2,13 @@
 
 use std::ops::{Deref, DerefMut};
 
-use super::{AtomicU32, Mutex, MutexGuard, Ordering, locked_for_calls, try_locked_for_calls};
+use super::{
+    AtomicU32, Mutex, MutexGuard, Ordering, fence, locked_for_calls, try_locked_for_calls,
+};
 
 /// A lock to which a thread can leave its work if another thread holds it. Each thread that locks it passes a function,
-/// `take_over`. It is called after the lock is released, if another thread has left its work.
+/// `take_over`. It is called after the lock is released, if another thread has left its work. If it queues a turn, the
+/// holder then runs the queue.
 #[derive(Debug, Default)]
 pub(crate) struct DelegationLock<T> {
     value: Mutex<T>,
@@ -43,9 +46,16 @@ impl<T> DelegationLock<T> {
         DelegationGuard { value, _handover: Handover { left: &self.left, take_over } }
     }
 
-    /// Returns true if a thread has left its work, and the holder has not taken it over yet.
+    /// Returns true if a thread has left its work, and the holder has not taken it over yet. The holder will then find all
+    /// work that this thread has seen.
+    #[cfg(not(loom))]
     pub(crate) fn has_left_work(&self) -> bool {
-        self.left.load(Ordering::Relaxed) != 0
+        self.left.load(Ordering::Relaxed) != 0 && {
+            // With the fence of the holder: either this thread sees that the work was taken over, or the holder sees what
+            // this thread has seen.
+            fence(Ordering::SeqCst);
+            self.left.load(Ordering::Relaxed) != 0
+        }
     }
 }
 
@@ -80,6 +90,7 @@ impl<F: Fn()> Drop for Handover<'_, F> {
     #[inline]
     fn drop(&mut self) {
         if self.left.swap(0, Ordering::AcqRel) == 1 {
+            fence(Ordering::SeqCst);
             (self.take_over)();
         }
     }

@@ -24,11 +24,11 @@ const FULL_LOOK_INTERVAL: u32 = 128;
 const FULL_LOOK_PERIOD: Duration = Duration::from_micros(100);
 /// The maximum number of sockets from which one look takes messages without the lock. The next look begins with the
 /// others.
-const READY: usize = 8;
+const READY: usize = 4;
 /// The number of looks after which a socket where nothing has arrived is no longer recently active.
 const QUIET: u32 = 256 * FULL_LOOK_INTERVAL;
 
-/// The recently active sockets. Locked by the thread that fetches events.
+/// The recently active sockets. Locked by the thread that fetches events or looks at them.
 #[derive(Debug)]
 pub(super) struct Driving {
     near: Vec<Near>,
@@ -133,19 +133,25 @@ impl Driving {
         is_early
     }
 
-    /// Returns sockets that may have a message. Looks itself where this takes a system call, and returns true if it found
-    /// any there. Calls `begin` before it returns or looks at the first socket.
-    pub(super) fn look(&mut self, begin: impl FnOnce()) -> (Ready, bool) {
-        let (looks, mut begin, mut found) = (self.looks, Some(begin), false);
-        let mut ready = Ready::default();
-        let first = self.next.min(self.near.len());
+    /// Returns the index of a socket that may have a message.
+    #[inline]
+    pub(super) fn first_ready(&self) -> Option<usize> {
+        let next = self.next.min(self.near.len());
+        let ready = |near: &Near| near.watched.may_have_message();
+        let found = self.near[next..].iter().position(ready).map(|n| next + n);
+        found.or_else(|| self.near[..next].iter().position(ready))
+    }
+
+    /// Returns sockets that may have a message, from the first one on. Looks itself where this takes a system call, and
+    /// returns true if it found any there.
+    pub(super) fn take_ready(&mut self, first: usize, ready: &mut Ready) -> bool {
+        let (looks, count, mut found) = (self.looks, self.near.len(), false);
+        // Those before the first one were asked already.
+        let others = count - (first + count - self.next.min(count)) % count;
         let (last, next) = self.near.split_at_mut(first);
-        for (n, near) in next.iter_mut().chain(last).enumerate() {
-            if !near.watched.may_have_message() {
+        for (n, near) in next.iter_mut().chain(last).take(others).enumerate() {
+            if n > 0 && !near.watched.may_have_message() {
                 continue;
-            }
-            if let Some(begin) = begin.take() {
-                begin();
             }
             if near.calls {
                 if Arc::clone(&near.watched).look() {
@@ -154,12 +160,12 @@ impl Driving {
             } else if ready.add(&near.watched) {
                 near.last = looks;
             } else {
-                self.next = (first + n) % self.near.len();
+                self.next = (first + n) % count;
                 break;
             }
         }
-        self.has_traffic |= found || !ready.is_empty();
-        (ready, found)
+        self.has_traffic |= found || ready.count > 0;
+        found
     }
 
     /// Makes all sockets report executed requests. Handles those that were executed before, and returns true if there
@@ -199,14 +205,10 @@ impl Ready {
         true
     }
 
-    fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
     /// Takes one message from each socket, unless another thread does. Returns true if there was any.
-    fn look(self) -> bool {
-        let looks = self.sockets.into_iter().map_while(|watched| watched).map(Watched::look);
-        looks.fold(false, |found, has_message| found | has_message)
+    fn look(&mut self) -> bool {
+        let sockets = self.sockets.iter_mut().map_while(Option::take);
+        sockets.map(Watched::look).fold(false, |found, has_message| found | has_message)
     }
 }
 
@@ -252,18 +254,18 @@ impl Driver {
             return Look { enough: false, ..look };
         }
         look.enough = driving.count_look(|| self.subnet.clock.now());
-        let mut is_busy = false;
-        let (ready, found) = driving.look(|| {
-            is_busy = true;
-            self.busy.fetch_add(1, Ordering::AcqRel);
-        });
+        let Some(first) = driving.first_ready() else {
+            self.unlock(driving);
+            return look;
+        };
+        self.busy.fetch_add(1, Ordering::AcqRel);
+        let mut ready = Ready::default();
+        look.found = driving.take_ready(first, &mut ready);
         self.unlock(driving);
-        if is_busy {
-            // Takes one message from each socket, because small messages arrive one at a time.
-            look.found = ready.look() | found;
-            self.subnet.run_queue.run();
-            self.busy.fetch_sub(1, Ordering::AcqRel);
-        }
+        // Takes one message from each socket, because small messages arrive one at a time.
+        look.found |= ready.look();
+        self.subnet.run_queue.run();
+        self.busy.fetch_sub(1, Ordering::AcqRel);
         look
     }
 
@@ -381,10 +383,12 @@ mod tests {
         Driving { polled: true, ..Driving::new() }
     }
 
-    /// Takes one message from each of some sockets.
-    fn look(driving: &mut Driving) -> bool {
-        let (ready, found) = driving.look(|| {});
-        ready.look() | found
+    /// Takes one message from each of some sockets. Returns how many were ready, and whether any had a message.
+    fn look(driving: &mut Driving) -> (usize, bool) {
+        let mut ready = Ready::default();
+        let first = driving.first_ready();
+        let found = first.is_some_and(|first| driving.take_ready(first, &mut ready));
+        (ready.count, found | ready.look())
     }
 
     /// A message of each of 64 peers is found, and no socket is looked at a second time before all others were.
@@ -399,18 +403,14 @@ mod tests {
             for looks in 1..=NEAR / READY {
                 // The first one always has a message.
                 sockets[0].message.store(true, Ordering::Relaxed);
-                let mut begun = 0;
-                let (ready, found) = driving.look(|| begun += 1);
-                assert_eq!((ready.count, found, begun), (READY, false, 1));
-                assert!(ready.look());
+                assert_eq!(look(&mut driving), (READY, true));
                 let left = NEAR - READY * looks + usize::from(looks > 1);
                 assert_eq!(all(), left, "round {round}, look {looks}");
             }
-            assert!(look(&mut driving));
+            assert_eq!(look(&mut driving), (1, true));
             assert_eq!(all(), 0);
         }
-        let (ready, found) = driving.look(|| unreachable!());
-        assert!(ready.is_empty() && !found);
+        assert_eq!(look(&mut driving), (0, false));
     }
 
     /// Returns true if one of the next looks covers all sockets, at this time after the start.
@@ -425,7 +425,7 @@ mod tests {
         let socket = add(&mut driving, false, 0);
         let after_a_message = |driving: &mut Driving, microseconds| {
             socket.message.store(true, Ordering::Relaxed);
-            assert!(look(driving));
+            assert!(look(driving).1);
             covers_all(driving, microseconds)
         };
         let times = [0, 50, 99, 100, 150, 200];
@@ -442,7 +442,7 @@ mod tests {
         let sockets: Vec<_> = (1..).take(NEAR).map(|look| add(&mut driving, false, look)).collect();
         // The first one has a message now, so the second one has been quiet for longest.
         sockets[0].message.store(true, Ordering::Relaxed);
-        assert!(look(&mut driving));
+        assert!(look(&mut driving).1);
         sockets[1].message.store(true, Ordering::Relaxed);
         let another = add(&mut driving, false, 1000);
         let polled = |place: usize| sockets[place].is_polled();

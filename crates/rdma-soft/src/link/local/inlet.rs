@@ -49,8 +49,9 @@ pub(super) struct Inlet {
     token: Token,
     /// The ring, after it has been received.
     ring: OnceLock<RingReceiver>,
-    /// Whether receiving the ring is postponed. This happens if other processes hold up all threads that could close
-    /// the ring's file. It also happens if this process forks, cannot open another file, or is low on memory.
+    /// Whether the connection is not read for now, because another thread reads the ring, or because receiving the ring is
+    /// postponed. It is postponed if other processes hold up all threads that could close the ring's file. It also is if
+    /// this process forks, cannot open another file, or is low on memory.
     paused: Paused,
     /// Whether the connection has something to read.
     readable: AtomicBool,
@@ -187,7 +188,7 @@ impl Inlet {
         }
         if ring.has_arrived() {
             // Another thread may read this message or be executing it, and does not answer.
-            return self.has_message();
+            return !self.waits.load(Ordering::Relaxed) && !self.closed.load(Ordering::Relaxed);
         }
         if self.executed.swap(asked, Ordering::Relaxed) != asked {
             self.device.execute_all();
@@ -234,7 +235,6 @@ impl Inlet {
 
     /// Continues the work of a thread that wanted to read while this one did.
     fn take_over(&self) {
-        self.set_message_events(true);
         self.entry.queue();
     }
 
@@ -251,6 +251,7 @@ impl Inlet {
         if self.closed.load(Ordering::Relaxed) {
             return false;
         }
+        self.driver.resume(self.token, &self.connection, &self.paused);
         if self.waits.load(Ordering::Relaxed) && self.waits.swap(false, Ordering::Relaxed) {
             self.set_message_events(true);
         }
@@ -392,6 +393,10 @@ impl Watched for Inlet {
         }
     }
 
+    fn has_work(&self) -> bool {
+        self.reading.has_left_work()
+    }
+
     fn read_all(self: Arc<Self>) {
         match self.ring.get() {
             // The message with the ring may be on the connection.
@@ -431,18 +436,14 @@ impl Task for Inlet {
         let mut reading = self.reading.try_lock(take_over);
         if reading.is_none() {
             // Otherwise, the driver's thread would not sleep until the other thread has read the connection.
-            self.set_message_events(false);
+            self.driver.pause(&self.connection, &self.paused);
             reading = self.reading.lock_or_leave(take_over);
-            if reading.is_some() {
-                self.set_message_events(true);
-            }
         }
         reading.is_some_and(|reading| self.read_some(reading))
     }
 
     fn expire(self: Arc<Self>) {
-        self.driver.resume(self.token, &self.connection, &self.paused);
-        // Retries an answer that could not be sent, if there is one.
+        // Resumes events, and retries an answer that could not be sent, if there is one.
         self.entry().queue();
     }
 }

@@ -464,7 +464,7 @@ impl Watched for Neighbor {
         self.disconnect();
     }
 
-    fn has_letters(&self) -> bool {
+    fn has_work(&self) -> bool {
         !locked(&self.queues).is_empty()
             || self.writing.try_lock().is_err()
             || !self.handshake.is_complete()

@@ -347,7 +347,7 @@ impl Watched for PortReceiver {
         }
     }
 
-    fn has_letters(&self) -> bool {
+    fn has_work(&self) -> bool {
         self.outgoing.as_ref().is_some_and(|outgoing| outgoing.has_letters())
     }
 

@@ -346,7 +346,31 @@ fn a_thread_that_reads_a_long_message_delays_no_other_process() {
     all.into_iter().for_each(|all| all.receiver.destroy());
 }
 
-/// A thread that reads a message keeps others from reading those for other queue pairs.
+/// The process exits meanwhile. Its end would be reported again and again until it is handled.
+#[test]
+fn an_end_is_reported_once_while_another_thread_reads() {
+    static WORLD: World = World::new();
+    let (_, driver) = WORLD.get();
+    let Connected { inlet, receiver, sender: _sender, _far } = Connected::new(&WORLD);
+    let held = inlet.reading();
+    drop(_far);
+    // A poll on this thread would wait for itself if turns waited.
+    let is_reported = || {
+        thread::scope(|scope| {
+            scope.spawn(|| driver.poll()).join().unwrap();
+            inlet.readable.swap(false, Ordering::Relaxed)
+        })
+    };
+    assert_eq!([is_reported(), is_reported()], [true, false]);
+    assert!(inlet.reading.has_left_work() && !inlet.closed.load(Ordering::Relaxed));
+    inlet.readable.store(true, Ordering::Relaxed);
+    drop(held);
+    receiver.device.fabric.run_queue.run();
+    assert!(inlet.closed.load(Ordering::Relaxed));
+    receiver.destroy();
+}
+
+/// A thread that reads a message keeps others from reading those of the same process for other queue pairs.
 #[test]
 fn a_message_waits_in_the_inbox_for_a_post_of_its_receiver() {
     static WORLDS: [World; 2] = [const { World::new() }; 2];
