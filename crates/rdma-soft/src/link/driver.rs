@@ -301,16 +301,17 @@ impl Driver {
     /// that its requests failed because the process exited.
     fn drain_at_exit(&self) {
         let start = self.subnet.clock.now();
+        let is_idle = || {
+            self.busy.load(Ordering::Acquire) == 0
+                && !locked(&self.sockets).all().any(|watched| watched.has_work())
+                && !are_left(self.subnet)
+        };
         loop {
-            // Read before answers are sent, because the busy threads may still produce answers.
-            let busy = self.busy.load(Ordering::Acquire) != 0;
+            // Read before answers are sent, because the busy threads may still produce answers or queue turns.
+            let was_idle = is_idle();
             answer_all(self.subnet);
             self.subnet.run_queue.run();
-            let ready = !busy
-                && self.busy.load(Ordering::Acquire) == 0
-                && !locked(&self.sockets).all().any(|watched| watched.has_work())
-                && !are_left(self.subnet);
-            if ready || self.subnet.clock.now().since(start) > EXIT_DELAY {
+            if was_idle && is_idle() || self.subnet.clock.now().since(start) > EXIT_DELAY {
                 return;
             }
             std::thread::yield_now();

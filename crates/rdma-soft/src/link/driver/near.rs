@@ -142,8 +142,8 @@ impl Driving {
         found.or_else(|| self.near[..next].iter().position(ready))
     }
 
-    /// Returns sockets that may have a message, from the first one on. Looks itself where this takes a system call, and
-    /// returns true if it found any there.
+    /// Adds sockets that may have a message to `ready`, from the first one on. Looks itself where this takes a system call,
+    /// and returns true if it found any there.
     pub(super) fn take_ready(&mut self, first: usize, ready: &mut Ready) -> bool {
         let (looks, count, mut found) = (self.looks, self.near.len(), false);
         // Those before the first one were asked already.

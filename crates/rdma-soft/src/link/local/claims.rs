@@ -220,7 +220,7 @@ mod tests {
     use std::os::fd::{AsFd as _, OwnedFd};
 
     use rustix::fs::{
-        FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+        FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create,
     };
 
     use super::super::mapped::received::{Arrived, Received};
@@ -234,23 +234,6 @@ mod tests {
         fallocate(&file, FallocateFlags::empty(), 0, length).unwrap();
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).unwrap();
         file
-    }
-
-    /// The kernel has no place for the mapping. It fails in the same way beyond `vm.max_map_count` (mmap(2)). Requests to
-    /// this memory go through the ring.
-    #[test]
-    fn a_grant_that_cannot_be_mapped_is_dropped() {
-        let received = Received::default();
-        received.accept(&[VERSIONS], memory(rustix::param::page_size() as u64).as_fd()).unwrap();
-        let length = 1 << 47;
-        let file = memfd_create("claims", MemfdFlags::ALLOW_SEALING).unwrap();
-        ftruncate(&file, length).unwrap();
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).unwrap();
-        let word = WordKey::new(0, 0);
-        let versions = [Version { index: 0, value: 0 }; 2];
-        let terms = Terms { word, key: 7, iova: 0, length, access: 0, versions };
-        let arrived = received.accept(&terms.encode(), file.as_fd()).unwrap();
-        assert!(matches!(arrived, Arrived::Dropped), "{arrived:?}");
     }
 
     /// Its revocation may have been noticed while its memory was populated. No notification follows, so the mapping

@@ -63,7 +63,7 @@ pub(super) struct Inlet {
     closed: AtomicBool,
     /// Whether the driver looks at the ring without being notified.
     polled: AtomicBool,
-    /// Locked by the thread that reads, so that messages stay in order. It may read a long message, so others do not wait.
+    /// Locked by the thread that reads, so that messages stay in order. It may read a long message, so looks and turns do not wait.
     reading: DelegationLock<Reading>,
     /// Whether this inlet waits for space in an inbox instead of for messages.
     waits: AtomicBool,
@@ -186,13 +186,17 @@ impl Inlet {
         if asked == self.answered.load(Ordering::Relaxed) {
             return false;
         }
-        if ring.has_arrived() {
-            // Another thread may read this message or be executing it, and does not answer.
-            return !self.waits.load(Ordering::Relaxed) && !self.closed.load(Ordering::Relaxed);
+        {
+            // Another thread may read a message, and does not answer. This turn then waits for it.
+            let Some(_reading) = self.reading.try_lock(|| self.take_over()) else { return true };
+            if ring.has_arrived() {
+                return !self.waits.load(Ordering::Relaxed) && !self.closed.load(Ordering::Relaxed);
+            }
         }
-        if self.executed.swap(asked, Ordering::Relaxed) != asked {
+        if self.executed.load(Ordering::Acquire) != asked {
             self.device.execute_all();
             answer_soon(self.device);
+            self.executed.store(asked, Ordering::Release);
             return true;
         }
         ring.answer(asked);
@@ -251,7 +255,9 @@ impl Inlet {
         if self.closed.load(Ordering::Relaxed) {
             return false;
         }
-        self.driver.resume(self.token, &self.connection, &self.paused);
+        if !self.driver.resume(self.token, &self.connection, &self.paused) {
+            self.entry.set_timer(self.device.fabric.clock.now() + RETRY);
+        }
         if self.waits.load(Ordering::Relaxed) && self.waits.swap(false, Ordering::Relaxed) {
             self.set_message_events(true);
         }

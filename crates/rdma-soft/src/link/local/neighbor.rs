@@ -493,8 +493,8 @@ impl Task for Neighbor {
     }
 
     fn expire(self: Arc<Self>) {
-        if !self.has_ended() {
-            self.driver.resume(self.token, &self.connection, &self.paused);
+        if !self.has_ended() && !self.driver.resume(self.token, &self.connection, &self.paused) {
+            self.entry.set_timer(self.device.fabric.clock.now() + AGAIN);
         }
         let now = self.device.fabric.clock.now();
         let (lost, passed, users, next) = {
