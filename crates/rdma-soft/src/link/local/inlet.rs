@@ -63,7 +63,8 @@ pub(super) struct Inlet {
     closed: AtomicBool,
     /// Whether the driver looks at the ring without being notified.
     polled: AtomicBool,
-    /// Locked by the thread that reads, so that messages stay in order. It may read a long message, so looks and turns do not wait.
+    /// Locked by the thread that reads, so that messages stay in order. It may read a long message, so looks and turns do
+    /// not wait.
     reading: DelegationLock<Reading>,
     /// Whether this inlet waits for space in an inbox instead of for messages.
     waits: AtomicBool,
