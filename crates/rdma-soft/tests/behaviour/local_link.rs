@@ -47,6 +47,21 @@ fn a_reliable_connection_executes_every_operation() {
     near.peer.end();
 }
 
+/// Each thread polls its own completion queues, and executes what arrives for any of them. They read from several rings at
+/// the same time, and from one ring in turns.
+#[test]
+fn threads_with_a_process_each_execute_every_operation_at_the_same_time() {
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+                (0..5).for_each(|_| near.all_of_it());
+                near.peer.end();
+            });
+        }
+    });
+}
+
 #[test]
 fn an_unreliable_connection_sends_and_writes() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_UC);
